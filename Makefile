@@ -71,6 +71,7 @@ format: $(STAMP)  ## let ruff rewrite what it can
 docs: $(STAMP)  ## renew the tables of options and build the site into build/site
 	@$(PY) tools/update_docs.py
 	@$(VENV)/bin/zensical build --strict --clean
+	@$(PY) -m tools.finish_site
 
 notebooks: $(STAMP)  ## run the notebooks and keep what they show
 	@tools/with_java.sh $(PY) -m tools.run_notebooks

@@ -32,7 +32,7 @@ _COLUMNS: Final = tuple(name for name in DEFAULT_COLUMNS if name in RECORD_COLUM
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Seconds per record of each library or of the plain decoder alone, on one core.
+    """Seconds per record of each stage when it runs alone, on one core.
 
     Attributes:
         frame: Walking from header to header without decoding.

@@ -1,8 +1,8 @@
 """Measures audits on one core.
 
-One part checks every byte and compares it with checksum and codec alone. The other audits the
-manifests and side files of 100,000 segments on a store that takes 20 ms per request, first without
-and then with a cache.
+One part audits every byte, and compares the time with that of checksum and codec alone. The other
+part audits the manifests and side files of 100,000 segments on a store that takes 20 ms per
+request, first without and then with a cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Measured:
     """One audit of the simulated tier.
 
     Attributes:
-        grown_bytes: Growth of the process up to its peak.
+        grown_bytes: Increase of the memory of the process up to its peak.
     """
 
     wall_seconds: float
@@ -102,7 +102,7 @@ def _audit(tier: Tier) -> Callable[[], object]:
 
 
 def _read_and_check(tier: Tier) -> None:
-    """Reads every log into the same memory and computes its CRC-32C."""
+    """Reads every log into one buffer and computes its CRC-32C."""
     memory = mmap.mmap(-1, 8 * _MIB)
     array = np.frombuffer(memory, np.uint8)
     for path in sorted(tier.path.glob("*/*/*.log")):
@@ -128,7 +128,7 @@ def _frames(tier: Tier) -> list[bytes]:
 
 
 def _undo(frames: Sequence[bytes], memory: bytearray, *, and_check: bool = False) -> None:
-    """Decompresses chunks from memory into the same memory.
+    """Decompresses chunks from memory. Each chunk overwrites the previous one in `memory`.
 
     Computes the CRC-32C if `and_check` is set.
     """

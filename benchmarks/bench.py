@@ -1,4 +1,6 @@
-"""Shared state of the parts of one run: Spark sessions, a broker, and runs in turns."""
+"""Holds the state that all parts of one run share: Spark sessions and a broker. Runs queries in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Contestant:
     Attributes:
         session: Name of a session of `Bench`.
         query: The query to run.
-        other_pid: A process whose processor time is added, such as a broker.
+        other_pid: A second process, such as a broker, whose processor time is also measured.
     """
 
     session: str
@@ -68,12 +70,16 @@ class Timings:
         return statistics.median(get(run) for run in self.runs)
 
     def times_faster_than(self, other: Timings) -> float:
-        """Returns the median over rounds of the other's time divided by this one's."""
+        """Returns how many times faster these runs are than the runs of `other`: the median of all
+        rounds.
+        """
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
     def processor_share_of(self, other: Timings) -> float:
-        """Returns the median over rounds of this one's processor time divided by the other's."""
+        """Returns the processor time of these runs divided by that of `other`: the median of all
+        rounds.
+        """
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(ours.processor / theirs.processor for ours, theirs in pairs)
 
@@ -103,7 +109,7 @@ class Bench:
         """Returns the session of that name, and starts it on the first call.
 
         Raises:
-            SkippedError: There is no environment for it.
+            SkippedError: No Python environment for this session exists.
         """
         if name not in self._sessions:
             if name == NEWEST_SPARK:
@@ -171,7 +177,7 @@ class Bench:
     ) -> dict[str, Timings]:
         """Runs every contestant once per round; the first round is a warm-up.
 
-        A run that already took long uses fewer rounds.
+        If the benchmarks have already taken long, uses fewer rounds.
         """
         runs: dict[str, list[Run]] = {name: [] for name in contestants}
         for number in range((repeats or self.repeats) + 1):
@@ -187,7 +193,7 @@ class Bench:
     def unless_skipped(self, title: str, part: Callable[[Bench], list[Row]]) -> list[Row]:
         """Returns the rows of a part.
 
-        If this machine cannot run it, records the reason and returns none.
+        If this machine cannot run the part, records the reason and returns no rows.
         """
         try:
             return part(self)
@@ -232,7 +238,7 @@ def ceiling(
     codec: str = "none",
     key: str = "",
 ) -> Query:
-    """Returns a query of prebuilt batches with the same schema and sizes, from as many tasks.
+    """Returns a query of prebuilt batches with this schema, these sizes and this number of tasks.
 
     Args:
         columns: Columns of the table.
@@ -241,8 +247,8 @@ def ceiling(
         value_bytes: Size of each value.
         logs: Pattern of log files that libraries read, decode, check and copy at the same time;
             see `LibraryWork`. Empty for none.
-        codec: Codec of their batches.
-        key: File of their private key.
+        codec: Codec of the batches in these logs.
+        key: File of the private key of these logs.
     """
     shape = {
         "columns": ",".join(columns),

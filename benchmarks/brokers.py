@@ -1,9 +1,9 @@
-"""A real broker on loopback whose topics peers and this library read: the same bytes for all.
+"""Runs a real broker on loopback. This library and its peers read the same topics from it.
 
 `small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, whose folder
 this library reads); `small-hot` and `large-hot` have the same records on the broker's disk and in
-the page cache. A quick run has only the small ones. Records are dated over 30 days. `aborts` has 5
-% of its records in aborted transactions.
+the page cache. A quick run has only the small topics. Records are dated over 30 days. `aborts` has
+5 % of its records in aborted transactions.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Topic:
         return json.dumps({self.name: {str(number): stop for number, stop in self.stops.items()}})
 
     def date_ms(self, share: float) -> int:
-        """Returns the timestamp at this share of every partition's offsets, 0 to 1."""
+        """Returns the timestamp of the records at a relative position: 0 is the start of each
+        partition, 1 is its end.
+        """
         return FIRST_MS + int(share * min(self.stops.values()) * self.step_ms)
 
 
@@ -115,7 +117,7 @@ class FilledBroker:
         return _query("kafka", options, changes)
 
     def from_tier(self, topic: str, **changes: object) -> Query:
-        """Returns the query for the same rows from the tier."""
+        """Returns the query that reads the rows of `through_broker` from the tier."""
         options = {
             "path": str(self.broker.tier),
             "layout": "local-tiered-storage",

@@ -1,4 +1,6 @@
-"""Baseline for Python without this library: messages of confluent-kafka, converted to Arrow."""
+"""Measures the baseline for Python without this library: confluent-kafka, with its messages
+converted to Arrow.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class Consumed:
 
     Attributes:
         speed: Records per second.
-        processor: Processor seconds per record, of all its threads.
+        processor: Processor seconds per record, of all threads of the consumer.
     """
 
     speed: float
@@ -57,7 +59,7 @@ class Consumed:
 
 
 def consumed(bootstrap: str, topic: str, starts: Mapping[int, int], record_count: int) -> Consumed:
-    """Reads records in its own process.
+    """Reads records in a new process.
 
     Args:
         bootstrap: Address of the brokers.

@@ -1,5 +1,5 @@
-"""Decodes log bytes to Arrow on one core, with CRC: the kernels against memcpy, CRC, the codecs and
-aiokafka.
+"""Decodes log bytes to Arrow on one core, including CRC checks. Compares the kernels with memcpy,
+with CRC alone, with the codecs and with aiokafka.
 
 Every ratio compares figures of the same run.
 """
@@ -163,9 +163,7 @@ def _offsets_only(log: LogBytes, repeats: int) -> list[Row]:
 
 
 def codec_alone(codec: str, payloads: list[bytes]) -> Callable[[], object]:
-    """Returns the seconds of the codec's library for these payloads, called as directly as Kafka
-    allows.
-    """
+    """Returns a function that decompresses these payloads with the codec's library alone."""
     if codec == "zstd":
         decompressor = zstandard.ZstdDecompressor()
         return lambda: [
@@ -232,7 +230,7 @@ print(time.perf_counter() - wall, time.process_time() - processor, batch.num_row
 
 
 def _first_batch(log: LogBytes, repeats: int) -> list[Row]:
-    """Measures from the imports of numba and pyarrow to the first batch, in new processes.
+    """Measures the time from the imports of numba and pyarrow to the first batch, in new processes.
 
     Python's bytecode and numba's machine code are already on disk, as in any run but the first.
     """

@@ -92,7 +92,9 @@ def _one_thread(tier: Tier, label: str, rounds: int) -> list[Row]:
 
 
 def _aggregates(tier: Tier, label: str, rounds: int) -> list[Row]:
-    """Compares Polars and DuckDB on the stream with the stream alone and with data in memory."""
+    """Compares Polars and DuckDB queries of a scan with reading the scan alone, and with the same
+    queries of data in memory.
+    """
     columns = ["partition", "offset", "value", "timestamp"]
     scan = kts_source.scan(tier.options).select(columns)
     table = scan.to_table()

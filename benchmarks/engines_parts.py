@@ -1,4 +1,6 @@
-"""Lower bounds of a scan without Spark: reading the bytes, and decoding them, each separately."""
+"""Measures lower bounds of a scan without Spark: reading the bytes, and decoding them, each
+separately.
+"""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ _BY_S3FS: Final = {"storageOptions": '{"use_ssl": true}'}
 
 
 def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
-    """Returns the client's processor time with either library, the cost of latency, and the time to
-    the first rows.
+    """Measures the processor time of the client for each of two S3 libraries, the cost of latency,
+    and the time to the first rows.
 
     Raises:
         SkippedError: versitygw is not installed.
@@ -209,7 +209,9 @@ def _read(
 
 
 def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[float, float]:
-    """Measures the same requests with obstore, streamed in pieces to count the bytes."""
+    """Measures the requests of `_read` with obstore. Streams the responses in pieces to count the
+    bytes.
+    """
 
     async def one(key: str, start: int, stop: int) -> int:
         answer = await obstore.get_async(store, key, options={"range": (start, stop)})
@@ -237,7 +239,7 @@ def _planned(options: Mapping[str, str]) -> tuple[float, float]:
 
 
 def _decoded(tier: Tier) -> tuple[float, float]:
-    """Returns seconds and processor seconds of decoding the same bytes from memory."""
+    """Returns seconds and processor seconds of decoding the bytes of the tier from memory."""
     logs = sorted(tier.path.glob("*/*/*.log"))
     log = logs[0].read_bytes()
     began, own = time.perf_counter(), time.process_time()

@@ -1,5 +1,5 @@
-"""Compares the same PySpark aggregate over all columns on Sail, on the newest Spark and on Spark
-4.0.
+"""Compares Sail with the newest Spark and with Spark 4.0. All of them run one PySpark aggregate
+over all columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row
     """Measures this library's source on Sail and on Spark.
 
     Raises:
-        SkippedError: There is no environment with Sail, or none with Spark 4.0.
+        SkippedError: Sail or Spark 4.0 is missing.
     """
     query = Query("tiered-kafka", tier.options, sink="aggregate")
     names = (SAIL_SERVER, NEWEST_SPARK, SPARK_4_0)
@@ -45,10 +45,11 @@ def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row
 
 
 def against_kafka(bench: Bench) -> list[Row]:
-    """Compares this library on Sail with Spark's Kafka source, whose data is in the tier as well.
+    """Compares this library on Sail, which reads the tier directly, with Spark's Kafka source,
+    which reads the same tiered data through a broker.
 
     Raises:
-        SkippedError: There is no environment with Sail or Spark 4.0, or no broker.
+        SkippedError: Sail, Spark 4.0 or a broker is missing.
     """
     broker = bench.broker()
     topic = next(candidate for candidate in broker.topics.values() if candidate.value_bytes == 100)

@@ -98,7 +98,8 @@ class _Processes:
     """Processes that repeat their work on request.
 
     Args:
-        works: For each process, a function that returns its work after the start.
+        works: A function for each process. The process calls it at its start; the result is the
+            work to repeat.
     """
 
     def __init__(self, works: Sequence[Callable[[], Callable[[], object]]]) -> None:
@@ -151,7 +152,8 @@ def _decoding(path: Path, repeats: int) -> Callable[[], object]:
 
 
 def _in_threads(works: Sequence[Callable[[], Callable[[], object]]]) -> Callable[[], object]:
-    """Returns the work of several processes, done by as many threads.
+    """Returns a function that does the work of several processes in one process, with a thread for
+    each.
 
     Each run uses new threads, like a scan.
     """

@@ -6,9 +6,9 @@ batches alone costs about half as much as compressing the same bytes for Parquet
 also show both codecs, and the best speed that the codecs alone allow. All writers use the same zstd
 level.
 
-The figures are the processor time of one task in its own process, so that memory is separate and
-the share is that of one core on a busy machine. Figures through Spark are wall times, taken in
-turns.
+The figures are the processor time of one task in its own process. So its memory is measured
+separately, and other load on the machine has little effect. Figures through Spark are wall times;
+the contestants run in turns.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _large_segment(log_bytes: int) -> Row:
 
 
 def measure_export(options: Mapping[str, str], repeats: int) -> tuple[float, float]:
-    """Returns the least processor seconds of an export in this process, and its peak memory in
-    MiB.
+    """Returns two values: the least processor seconds of an export in this process, and the peak
+    memory of the process in MiB.
     """
     seconds = []
     for _ in range(repeats + 1):

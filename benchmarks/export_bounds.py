@@ -1,7 +1,7 @@
-"""Bounds of an export that do not depend on its code: the codecs of both sides, and the Parquet
-writer.
+"""Measures bounds of an export that do not depend on its code: the codecs of log and table, and the
+Parquet writer.
 
-Measured on the exported bytes, on one core.
+The parts are measured with the exported bytes, on one core.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _PAGE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExportParts:
-    """Least processor seconds for one tier, each part separately.
+    """Least processor seconds of each part of an export of one tier.
 
     Attributes:
         write_table: `pyarrow.parquet.write_table` with the same batches, from memory to a file.
         decompress: The codec's library with the batches of the log; 0 without a codec.
-        compress: zstd with keys and values alone, in pieces of a page.
+        compress: zstd of only the keys and values, in pieces of the size of a page.
         write: The export's writer with the same batches, from memory to a file.
         records: Number of records.
     """
@@ -70,7 +70,8 @@ def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
 def measure_parts(
     options: Mapping[str, str], codec: str, repeats: int, max_records: int = 1 << 62
 ) -> ExportParts:
-    """Measures the parts of an export of a tier without chunk compression, or of its first records.
+    """Measures the parts of an export of all records or of the first records of a tier. Its chunks
+    must not be compressed.
 
     Args:
         options: Options of the data source.

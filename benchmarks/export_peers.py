@@ -1,5 +1,5 @@
-"""Topic to zstd Parquet: this library's export against Spark's Kafka source and
-`df.write.parquet`.
+"""Compares two ways to write a topic to zstd Parquet: this library's export, and Spark's Kafka
+source with `df.write.parquet`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _one(bench: Bench, name: str) -> list[Row]:
-    """Every run writes to an empty folder, because an export into a complete one has nothing to
-    do.
+    """Measures one topic. Every run writes to an empty folder, because an export into a complete
+    table would write nothing.
     """
     broker = bench.broker()
     topic = broker.topics[name]

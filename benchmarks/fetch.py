@@ -1,5 +1,5 @@
-"""Measures reads from a slow store: hidden latency, few requests, no byte read twice, limited
-memory; and AES.
+"""Measures reads from a slow store, and AES. Checks that reads hide the latency, send few requests,
+read no byte twice, and use limited memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class PacedStore(DistantStore):
     """Local files with the latency and bandwidth of one connection to an object store."""
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
-        """Reads like a folder, after a delay."""
+        """Reads a range of the local file. Returns it only after the time that one connection to an
+        object store would need.
+        """
         began = time.monotonic()
         data = super().get_range(key, start, stop, version=version)
         takes = FIRST_BYTE_SECONDS + (stop - start) / BYTES_PER_SECOND
@@ -92,8 +94,8 @@ def _read(
     slow_start: bool = True,
     more: Mapping[str, str] | None = None,
 ) -> int:
-    """Returns the number of rows, with an optional limit of batches per task; `more` are
-    options.
+    """Reads a plan and returns the number of rows. `batches` limits the batches of each task;
+    `more` contains additional options.
     """
     options = parse_options({**tier.options, **(more or {})})
     settings = ReadSettings.of(options)
@@ -163,8 +165,8 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
 
 
 def _most(requests: int) -> float:
-    """Returns the bytes per second of connections that each always have an 8 MiB request in
-    flight.
+    """Returns the maximum bytes per second of `requests` connections, if each of them always waits
+    for a response of 8 MiB.
     """
     takes = FIRST_BYTE_SECONDS + ENOUGH_REQUEST_BYTES / BYTES_PER_SECOND
     return requests * ENOUGH_REQUEST_BYTES / takes
@@ -212,7 +214,9 @@ def _memory(log_bytes: int) -> list[Row]:
 
 
 def _peak() -> int:
-    """Returns the peak in bytes. The kernel's count can be reset; `ru_maxrss` cannot."""
+    """Returns the peak memory in bytes. Uses the kernel's counter, which can be reset, instead of
+    `ru_maxrss`, which cannot.
+    """
     with Path("/proc/self/status").open(encoding="ascii") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 

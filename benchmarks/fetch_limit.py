@@ -41,8 +41,8 @@ _OUR_DAEMON: Final = "kts_source.spark.daemon"
 
 
 def limit_rows(pace: tuple[float, float]) -> list[Row]:
-    """Measures ten rows in a warm Spark session, from the second time on, because the first one
-    plans.
+    """Measures a query of ten rows in a warm Spark session. Does not measure the first run, which
+    includes planning.
 
     Args:
         pace: Seconds to the first byte, and bytes per second of one connection.
@@ -88,12 +88,12 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
 
 
 class _Runs(NamedTuple):
-    """Runs of one session, without the first of each, which plans.
+    """Measured runs of one session, without the first run of each kind, which includes planning.
 
     Attributes:
         of_nothing: Seconds of a source with prebuilt rows, in a new worker.
         seconds: Seconds of this library, in a new worker.
-        read_before: Seconds of this library, in a worker that ran another of its queries.
+        read_before: Seconds of this library, in a worker that has already run another query of it.
         touched: Bytes that this library read.
     """
 

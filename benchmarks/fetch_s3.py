@@ -1,4 +1,4 @@
-"""One S3 server at two distances: the same proxy without a delay, and with 60 ms and 90 MB/s."""
+"""Measures scans from an S3 server through a proxy, without delay and with 60 ms and 90 MB/s."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def s3_rows(
     repeats: int,
     pace: tuple[float, float],
 ) -> list[Row]:
-    """Measures a full scan from versitygw, a real S3 server. Returns no row if it is not installed.
+    """Measures a full scan from versitygw, a real S3 server. Returns no row if versitygw is not
+    installed.
 
     Args:
         tier: The tier to read.
@@ -84,8 +85,8 @@ def _timed_scans(
     repeats: int,
     pace: tuple[float, float],
 ) -> dict[str, list[tuple[float, float, float]]]:
-    """Returns seconds, processor time of the client and processor time of the server of each scan,
-    without and with `pace`.
+    """Returns three values for each scan, without and with `pace`: seconds, processor time of the
+    client, and processor time of the server.
     """
     runs: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     with (

@@ -1,6 +1,4 @@
-"""Compares the search for records by key with decoding all records, in the same run, on one
-core.
-"""
+"""Compares searches for records by key with decoding all records, in the same run, on one core."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _task(bench: Bench) -> list[Row]:
-    """Measures the slope from few tasks to many, which excludes planning and the query's own
-    costs.
+    """Measures the cost of one task. Divides the difference between a query with many and one with
+    few tasks by the number of additional tasks, which excludes planning and other costs of a query.
     """
     few, many = (20, 60) if bench.quick else (50, 250)
     shape = TierShape(100, many * 16 << 10, partitions=1, segment_bytes=16 << 10)

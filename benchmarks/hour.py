@@ -1,5 +1,5 @@
-"""Reads one hour of thirty days from a tier with chunks: bytes fetched against the chunks that
-contain it.
+"""Reads one hour out of thirty days from a tier with chunks. Compares the fetched bytes with the
+size of the chunks that contain the hour.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _VALUE_BYTES: Final = 100
 
 
 def hour_rows(bench: Bench) -> list[Row]:
-    """Compares the bytes fetched for the middle hour with the bytes of the chunks that contain
-    it.
+    """Compares the bytes fetched for the middle hour with the size of the chunks that contain this
+    hour.
     """
     path = _tier()
     start = _FIRST_MS + 361 * _HOUR_MS + _HOUR_MS // 8

@@ -1,5 +1,5 @@
-"""Measures brokers: hot data against Spark's Kafka source and a consumer, tier and brokers in one
-scan, the cost of brokers for a plan, and the cost of a connection.
+"""Measures reads from brokers: hot data compared with Spark's Kafka source and a consumer, tier and
+brokers in one scan, the cost of brokers for a plan, and the cost of a connection.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _spent(timings: Mapping[str, Timings], records: int) -> str:
 
 
 def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
-    """Reads the same rows, all from the tier, or the newest tenth from the broker only."""
+    """Reads the same rows twice: first all from the tier, then the newest tenth from the broker."""
     path, share = hot.tier_without_newest(PLAIN, _TAIL, bench.folder())
     full_query = hot.ours(PLAIN, **hot.tier())
     options = {

@@ -69,7 +69,9 @@ class HotCluster:
         return Query("kafka", {**self._asked(topic), "startingOffsets": "earliest"})
 
     def ours(self, topic: str, **more: str) -> Query:
-        """Returns the query for this library, from brokers, or with a path of a tier as well."""
+        """Returns the query for this library. It reads brokers, and also a tier if `more` has its
+        path.
+        """
         return Query("tiered-kafka", {**self._asked(topic), **more})
 
     def logs(self, topic: str) -> str:
@@ -167,8 +169,8 @@ def _tiered(cluster: Cluster, topic: str, number: int) -> int:
 
 
 def _open_at_the_border(bootstrap: str, partitions: int) -> None:
-    """Writes a transaction to every third partition that begins before the last segment and ends in
-    it.
+    """Writes a transaction to every third partition. The transaction begins before the last segment
+    and ends in it.
 
     Half of the transactions are aborted. The other partitions get as many plain records.
     """

@@ -1,4 +1,4 @@
-"""Compares a scan of a broker's disk in place with the same bytes as a tier, and with tier and disk
+"""Compares a scan of a broker's disk with scans of the same bytes in a tier, and in tier and disk
 together.
 """
 

@@ -28,7 +28,7 @@ class LibraryWork:
 
     Args:
         logs: `.log` files of a tier, next to their manifests. A log without manifest is unencoded.
-        codec: Codec of their batches.
+        codec: Codec of the batches in the logs.
         key: File of the private key; empty without encryption.
     """
 

@@ -1,5 +1,5 @@
-"""Measures scans through Spark from a real S3 server, near and with the latency of an object store,
-and from a folder.
+"""Measures Spark scans of a folder, and of a real S3 server with and without the latency of an
+object store.
 """
 
 from __future__ import annotations

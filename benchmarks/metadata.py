@@ -1,5 +1,5 @@
-"""Measures records of `__remote_log_metadata` on one core: to columns, and to the live set of
-segments.
+"""Measures how fast one core converts records of `__remote_log_metadata` to columns, and to the
+live set of segments.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ROWS = 8192
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Measures a catalog of 100,000 segments with two records each, and the readable code on a part
-    of it.
+    """Measures a catalog of 100,000 segments with two records each, and the readable code with a
+    part of this catalog.
     """
     segments = 10_000 if quick else 100_000
     values = [value for number in range(segments) for value in _events(number)]

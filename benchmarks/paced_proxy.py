@@ -1,8 +1,8 @@
-"""A TCP proxy that adds the latency and limits the bandwidth like a distant object store.
+"""Runs a TCP proxy with the latency and the bandwidth of a distant object store.
 
-`python -m benchmarks.paced_proxy HOST PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND` prints its port and
-ends with its standard input. With zero for both, it forwards at once. That is the baseline, because
-the proxy itself takes processor time.
+`python -m benchmarks.paced_proxy HOST PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND` prints its port. It
+ends when its standard input is closed. With zero for both numbers, it forwards immediately; this is
+the baseline, because the proxy itself takes processor time.
 """
 
 from __future__ import annotations

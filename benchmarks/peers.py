@@ -172,8 +172,8 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
 def _prebuilt(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Returns queries of prebuilt batches; in a full run, also with libraries that process the
-    topic.
+    """Returns queries of prebuilt batches. In a full run, also returns a query in which libraries
+    process the topic at the same time.
     """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
@@ -191,8 +191,8 @@ def _bounds(
     *,
     session: str = "",
 ) -> str:
-    """Returns the bounds for any source in Python, from the same run; a quick run has only the
-    first.
+    """Returns the bounds for any source in Python, from the same run. A quick run returns only the
+    first bound.
     """
     alone = ratio(timings[f"ceiling{session}"], timings[peer])
     words = f"ready batches, handed to Spark: {alone:.2f} ×"

@@ -1,7 +1,8 @@
 """Measures a report of 100,000 segments in 500 partitions, and `kts topics` for the same tier.
 
 The store takes 20 ms per request. An earlier plan in another process has cached the manifests. Wall
-time is from the options to the page, without imports and a small report before.
+time starts with the options and ends with the finished page. It excludes imports and a small report
+that is made first.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def measure(partitions: int, folder: str) -> tuple[Seconds, Seconds, int]:
     """Describes the tier and makes a report, once each, in this process.
 
     Returns:
-        Seconds of both, and the bytes of the page.
+        Seconds of the description and of the report, and the bytes of the page.
     """
     small, tier = SimulatedTier(1, 2, latency_seconds=0), SimulatedTier(partitions, SEGMENTS)
     tier.prepare()

@@ -1,7 +1,7 @@
 """Plans a topic of 100,000 segments in 500 partitions on a store that takes 20 ms per request.
 
-Each case runs in its own process, so that memory is separate and only the disk cache is warm. Wall
-time includes the store's 20 ms. Processor time does not; compare it on a busy machine.
+Each case runs in its own process. So its memory is measured separately, and only the disk cache is
+warm. Wall time includes the store's 20 ms. Processor time does not; compare it on a busy machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Measured:
     """One plan.
 
     Attributes:
-        grown_bytes: Growth of the process up to its peak.
+        grown_bytes: Increase of the memory of the process up to its peak.
         pickled_bytes: Median size of the pickled tasks.
     """
 

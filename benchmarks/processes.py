@@ -1,5 +1,5 @@
-"""Measures the processor time of process trees: a Spark driver with its JVM and Python workers, a
-broker.
+"""Measures the processor time of process trees, such as a broker, or a Spark driver with its JVM
+and Python workers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class ProcessorTime:
     """User and system seconds so far.
 
     Attributes:
-        jvm: Of the Java processes in the tree.
-        python: Of all others, including ended processes.
+        jvm: Seconds of the Java processes in the tree.
+        python: Seconds of all other processes, including ended processes.
     """
 
     jvm: float

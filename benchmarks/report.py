@@ -1,5 +1,5 @@
-"""One measured figure, a table of figures for a terminal, and the JSON that RESULTS.md is made
-from.
+"""Defines measured figures, prints them as a table, and stores them in the JSON file from which
+RESULTS.md is written.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Row:
     Attributes:
         name: The measurement.
         value: The figure, in `unit`.
-        unit: Such as "M records/s" or "×".
+        unit: Unit of the figure, such as "M records/s" or "×".
         goal: Goal as text; None if the figure only gives scale.
         met: True if the goal is reached; None without a goal.
-        note: Its bound, or how it was measured; empty if the name is enough.
+        note: Bound of the figure, or how it was measured; empty if the name is enough.
     """
 
     name: str
@@ -107,7 +107,7 @@ def best_seconds(
     """Returns the least processor time of each action, on this thread unless `clock` says
     otherwise.
 
-    Actions run in turns, so that a busy time of the machine affects all of them. Processor time
+    Actions run in turns, so that other load on the machine affects all of them. Processor time
     excludes other processes.
     """
     best = [float("inf")] * len(actions)
@@ -186,7 +186,9 @@ def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
 def joined(
     runs: Sequence[tuple[Report, dict[str, Any], bool]],
 ) -> tuple[Report, dict[str, Any], bool]:
-    """Merges runs of different parts. If several have a part, the last one counts."""
+    """Merges runs of different parts. If several runs measured a part, the last of these runs
+    counts.
+    """
     merged = Report()
     for report, _, _ in runs:
         for field in dataclasses.fields(Report):

@@ -49,8 +49,8 @@ class Headline:
         part: The benchmark that measures it.
         row: Name of its row.
         label: The compared tasks.
-        peer: The other side of the ratio.
-        bound: Limit of the ratio. Empty if the note of the row names the largest possible one.
+        peer: The program that this library is compared with.
+        bound: Limit of the ratio. Empty if the note of the row contains the largest possible ratio.
     """
 
     part: str
@@ -169,7 +169,7 @@ def write_results(report: Report, about: Mapping[str, Any], quick: bool) -> None
     Args:
         report: The measurements.
         about: The machine, as `report.machine` returns it.
-        quick: True for a quick run; the text then names it as one.
+        quick: True for a quick run; the pages then say that it was quick.
     """
     is_drawn = draw(report.speeds, HERE / "RESULTS.png")
     _write(HERE / "RESULTS.md", _first_page(report, about, quick, is_drawn=is_drawn))

@@ -152,7 +152,7 @@ class Session:
 
         Args:
             query: The query to run.
-            other_pid: A process whose processor time is added.
+            other_pid: A second process, whose processor time is also reported, as `Run.other`.
 
         Raises:
             RuntimeError: Spark's error.

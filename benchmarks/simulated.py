@@ -92,7 +92,7 @@ class SimulatedTier:
         partitions: Number of partitions.
         segments: Segments of each partition; together they span 30 days.
         latency_seconds: Duration of every request and every page of a listing.
-        aborted_share: One of this many segments contains an aborted transaction.
+        aborted_share: One in `aborted_share` segments contains an aborted transaction.
 
     Attributes:
         listed_segments: Number of segments of each partition in listings; all by default.

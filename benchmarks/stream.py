@@ -65,7 +65,9 @@ def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
 
 
 def _against_kafka(bench: Bench) -> list[Row]:
-    """Compares the same stream of data tiered by a real broker with Spark's Kafka source."""
+    """Compares a stream of this library with a stream of Spark's Kafka source, over the same data,
+    which a real broker has tiered.
+    """
     broker = bench.broker()
     topic = broker.topics["small"]
     half = {"maxOffsetsPerTrigger": str(topic.records * 11 // 20)}

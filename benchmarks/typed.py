@@ -1,5 +1,5 @@
-"""Decodes values to Arrow on one core: Avro by the compiled kernel, against fastavro and pyarrow;
-and exports to Parquet.
+"""Measures how fast one core decodes values to Arrow, and exports them to Parquet. Compares the
+compiled kernel for Avro with fastavro and pyarrow.
 
 Every ratio compares figures of the same run.
 """

@@ -1,5 +1,5 @@
-"""Compares typed values in the tier with Spark's Kafka source with `from_avro` and `from_json`,
-from a real broker.
+"""Compares this library, which decodes values from the tier, with Spark's `from_avro` and
+`from_json`, which decode the same values from a real broker.
 
 Both run in the same Spark 4.0, on two cores. Values have Confluent's header; `from_avro` reads the
 bytes after it, as its users do.
@@ -181,7 +181,7 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
 
 
 def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
-    """Every run writes to an empty folder."""
+    """Measures an export of the values. Every run writes to an empty folder."""
     target = bench.folder() / "written"
     ours = broker.from_tier(form.name, options=form.here, sink="backfill", target=str(target))
     sql = f"SELECT key, {form.there} AS value, topic, partition, offset, timestamp FROM records"
@@ -214,7 +214,7 @@ def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
 
 
 def _same(bench: Bench, *queries: Query) -> None:
-    """Checks that all queries return the same; otherwise the comparison is invalid."""
+    """Checks that all queries return the same sum; otherwise the comparison is invalid."""
     sums = [
         bench.run(Contestant(SPARK_4_0, replace(query, sink="number"))).rows for query in queries
     ]

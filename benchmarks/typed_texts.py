@@ -1,5 +1,5 @@
-"""Decodes JSON and Protobuf values to Arrow on one core: JSON against pyarrow.json with the same
-schema.
+"""Measures how fast one core decodes JSON and Protobuf values to Arrow. Compares JSON with
+pyarrow.json, with the same schema.
 
 Every ratio compares figures of the same run.
 """

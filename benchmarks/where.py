@@ -1,5 +1,5 @@
-"""Searches one key in many records: option `where` against Spark's Kafka source; also reads fewer
-columns.
+"""Searches for one key in many records. Compares option `where` with Spark's Kafka source. Also
+measures reads of fewer columns.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
 def _against_kafka(
     timings: dict[str, Timings], kafka_records: int, records: int, least: float
 ) -> list[Row]:
-    """Compares per record scanned, because the Kafka source's topic is smaller and its speed
-    constant.
+    """Compares the time per scanned record, because the topic of the Kafka source is smaller, and
+    the speed of this source does not depend on the size of the topic.
     """
     from benchmarks.brokers import PARTITIONS
 

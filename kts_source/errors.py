@@ -152,7 +152,16 @@ class UnknownKeyError(CorruptSegmentError):
 
 
 class InvalidValueError(TieredKafkaError, ValueError):
-    """A key or value does not match `key.format` or `value.format`."""
+    """A key or value does not match `key.format` or `value.format`.
+
+    Attributes:
+        fault: The part of the message before the advice, because an export gives other advice than
+            a scan.
+    """
+
+    def __init__(self, message: str, *, fault: str = "", **location: Unpack[Place]) -> None:
+        super().__init__(message, **location)
+        self.fault = fault
 
 
 class StoreError(TieredKafkaError):
@@ -288,6 +297,22 @@ class SchemaChangedError(ExportError):
 
 class TransformError(ExportError):
     """A transform failed, or returned an invalid result."""
+
+
+class RejectedRowsError(ExportError):
+    """More records of a commit were rejected than `max_rejected` allows. The commit was not made.
+
+    Attributes:
+        rejected: Number of rejected records.
+        records: Number of all records of the commit.
+    """
+
+    def __init__(
+        self, message: str, *, rejected: int = 0, records: int = 0, **location: Unpack[Place]
+    ) -> None:
+        super().__init__(message, **location)
+        self.rejected = rejected
+        self.records = records
 
 
 class UnsupportedTargetError(ExportError):

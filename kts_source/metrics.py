@@ -86,6 +86,7 @@ class Summary:
             f" {total['batches_skipped_aborted']:,} aborted,"
             f" {total['batches_skipped_offset']:,} outside the offsets,"
             f" {total['batches_skipped_timestamp']:,} outside the timestamps",
+            f"malformed rows   {total['malformed']:>16,}",
             "task seconds     "
             + ", ".join(f"{name} {total[f'{name}_seconds']:.2f}" for name in _TIMES)
             + f"; all {total['seconds']:.2f}",

@@ -86,18 +86,27 @@ class Browser:
             await self.call(f"{domain}.enable")
 
     async def open(self, page: Path, width: int = 1440, height: int = 1000) -> float:
-        """Opens a page and returns how many seconds the page needed until it was drawn."""
+        """Opens a report and returns how many seconds the page needed until it was drawn."""
+        await self.visit(page.as_uri(), width, height)
+        return float(await self.wait_for("document.documentElement?.dataset.ready")) / 1000
+
+    async def visit(self, url: str, width: int, height: int = 1000) -> None:
+        """Opens a page and waits until it is loaded. A width below 600 pixels is a phone."""
         self.console.clear()
         self.requests.clear()
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **metrics)
-        await self.call("Page.navigate", url=page.as_uri())
+        await self.call("Page.navigate", url=url)
+        await self.wait_for("document.readyState === 'complete' || null")
+
+    async def wait_for(self, script: str) -> Any:  # noqa: ANN401  # a JSON value
+        """Evaluates a JavaScript expression until its value is not null, and returns the value."""
         for _ in range(_TIMEOUT_SECONDS * 20):
-            ready = await self.run("document.documentElement?.dataset.ready")
-            if ready is not None:
-                return float(ready) / 1000
+            value = await self.run(script)
+            if value is not None:
+                return value
             await asyncio.sleep(0.05)
-        raise AssertionError(f"{page.name} was not drawn in {_TIMEOUT_SECONDS} s: {self.console}")
+        raise AssertionError(f"{script} was null for {_TIMEOUT_SECONDS} s: {self.console}")
 
     async def run(self, script: str) -> Any:  # noqa: ANN401  # a JSON value
         """Evaluates a JavaScript expression and returns its value."""

@@ -34,7 +34,7 @@ class Answer:
     dropped: bool = False
 
     def error(self, status: int, code: str) -> Self:
-        """Replaces status, headers and body with those of an S3 error."""
+        """Replaces the response with an S3 error."""
         self.status = status
         self.body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
         self.headers = {"Content-Type": "application/xml"}

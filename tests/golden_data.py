@@ -160,7 +160,7 @@ def expected_table(
 def in_order(table: pa.Table) -> pa.Table:
     """Sorts rows by topic, partition and offset.
 
-    If the table does not have all three columns, sorts by those that it has.
+    If the table lacks some of these columns, sorts by the other columns.
     """
     keys = [
         (name, "ascending")

@@ -83,7 +83,7 @@ def long_functions(source: str) -> list[str]:
     ]
 
 
-def test_long_functions_ignores_kernels_and_short_functions() -> None:
+def test_long_functions_returns_only_non_kernels_above_the_limit() -> None:
     def text(decorator: str, lines: int) -> str:
         return f"{decorator}\ndef work():\n" + "    pass\n" * (lines - 1)
 
@@ -199,7 +199,7 @@ def test_golden_files_are_at_most_max_bytes() -> None:
     assert total < MAX_GOLDEN_BYTES
 
 
-def test_golden_manifests_have_their_objects() -> None:
+def test_objects_of_golden_manifests_exist() -> None:
     tier = ROOT / "tests" / "golden" / "tier"
     manifests = sorted(tier.rglob("*.rsm-manifest"))
     assert len(manifests) > 100

@@ -1,4 +1,4 @@
-"""Runs every notebook from top to bottom and keeps the output of its cells.
+"""Runs the named notebooks, or all, from top to bottom and keeps the output of their cells.
 
 Replaces paths of this machine by `…`, so that committed files do not reveal where they were made.
 """
@@ -18,22 +18,28 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
-    """Runs the notebook with the interpreter of this environment and returns it."""
+def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
+    """Runs the notebook with the interpreter of this environment and returns it.
+
+    Args:
+        path: The notebook.
+        folder: Its working folder, in which it writes its sample tier.
+    """
     notebook: nbformat.NotebookNode = nbformat.reads(path.read_text(), as_version=4)  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(
         notebook,
         timeout=200,
         kernel_name="python3",
-        resources={"metadata": {"path": str(NOTEBOOKS)}},
+        resources={"metadata": {"path": str(folder)}},
     ).execute()
     return notebook
 
 
 def without_places(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Returns the notebook without warnings, run times and paths of this machine."""
+    working_folder = re.escape(tempfile.gettempdir()) + r"(?:/tmp\w+)?"
     local_paths = re.compile(
-        "|".join(re.escape(str(path)) for path in (ROOT, tempfile.gettempdir(), Path.home()))
+        "|".join([re.escape(str(ROOT)), working_folder, re.escape(str(Path.home()))])
     )
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -56,6 +62,8 @@ def without_places(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-    for notebook_path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        nbformat.write(without_places(executed(notebook_path)), notebook_path)  # type: ignore[no-untyped-call]
+    for notebook_path in [Path(name) for name in sys.argv[1:]] or sorted(NOTEBOOKS.glob("*.ipynb")):
+        with tempfile.TemporaryDirectory() as working:
+            notebook_run = without_places(executed(notebook_path, Path(working)))
+        nbformat.write(notebook_run, notebook_path)  # type: ignore[no-untyped-call]
         print(notebook_path.name)  # noqa: T201 - a command's output

@@ -153,7 +153,8 @@ class LogProof:
             they were counted for an earlier segment.
         first_base: Base offset of the first batch with an offset in [start, stop); `stop` if there
             is no such batch.
-        is_first: True if this is the first segment that readers get, and it begins below `start`.
+        is_first: True if this is the first segment with offsets that readers get, and it also has
+            offsets below `start`, which readers do not get.
         open_before: Transactions that are open at the segment's start, as a map from producer id to
             first offset.
         open_after: Like `open_before`, but for the segment's end.

@@ -33,6 +33,7 @@ from kts_source.planning.planner import paused_collector
 from kts_source.planning.segment_catalog import (
     PLANNING_THREADS,
     SegmentCatalog,
+    check_partitions,
     discover_topic,
     incarnations,
 )
@@ -351,8 +352,13 @@ def _list_partitions(
     catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
     findings: list[Finding] = []
     partitions: list[ListedPartition] = []
-    for topic, folders in sorted(incarnations(options, catalog, in_cluster).items()):
-        listed = discover_topic(tolerant, topic, folders, catalog, pool)
+    topics = [
+        discover_topic(tolerant, topic, folders, catalog, pool)
+        for topic, folders in sorted(incarnations(options, catalog, in_cluster).items())
+    ]
+    if not in_cluster:
+        check_partitions(options, topics, catalog)
+    for listed in topics:
         partitions += listed.partitions
         for other in listed.others:
             if other.topic_id != listed.topic_id:

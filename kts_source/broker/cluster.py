@@ -287,6 +287,11 @@ class Cluster:
             pause()
         raise AssertionError
 
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ids of the brokers, according to the last metadata."""
+        return tuple(self._nodes)
+
     def known_leader(self, topic_partition: TopicPartition) -> Leader | None:
         """Returns the leader of a partition according to the last metadata; `None` if unknown."""
         return self._leaders.get(topic_partition)
@@ -659,7 +664,8 @@ class Cluster:
                 pause()
         raise BrokerUnavailableError(
             f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failures))}."
-            " If the cluster no longer exists, remove this option to read only the tier"
+            " Check the addresses and the network. If the cluster no longer exists, a scan without"
+            " this option reads only the tier; a stream with a checkpoint must keep the option"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 _NEEDS = ("click", "rich")
 
@@ -11,13 +12,12 @@ def main() -> int:
     """Runs `kts` and returns its exit code. If the extra `cli` is not installed, prints how to
     install it.
     """
+    for name in _NEEDS:
+        if find_spec(name) is None:
+            print(f"kts needs {name}: pip install 'tiered-kafka[cli]'", file=sys.stderr)
+            return 2
     try:
         from kts_source.cli.app import main as run
-    except ModuleNotFoundError as error:
-        if error.name not in _NEEDS:
-            raise
-        print(f"kts needs {error.name}: pip install 'tiered-kafka[cli]'", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:  # while libraries are loaded; `run` handles it later
         print("interrupted", file=sys.stderr)
         return 130

@@ -45,7 +45,7 @@ SHOWN_ROWS = 5
 @click.command()
 @click.argument("given_path", metavar="[PATH]", required=False)
 @click.option("--path", help="Read this tier instead of the sample.")
-@click.option("--keyPrefix", "--key-prefix", "key_prefix", default="", help="Its key.prefix.")
+@click.option("--key-prefix", "key_prefix", default="", help="Its key.prefix.")
 def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
     """Read the sample tier of the repository, or the tier at PATH. Use Spark, too, if it is
     installed.

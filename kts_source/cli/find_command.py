@@ -17,19 +17,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import (
     echo_printable,
+    print_json,
     progress_bar,
     remove_file,
     write_atomically,
-    write_records,
 )
-from kts_source.cli.scan_options import scan_options
+from kts_source.cli.record_formats import JsonLines
+from kts_source.cli.scan_options import PLACES, json_flag, scan_options
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.key_index import index_keys
 from kts_source.finding.search import find
 from kts_source.store.open_store import local_file
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, json_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,43 +142,46 @@ def _parse_lengths(path: str, data: bytes) -> list[bytes | None]:
 _INCOMPLETE = 3
 
 
-@click.command("find")
-@click.option("--key", "keys", multiple=True, metavar="TEXT", help="A key in UTF-8.")
-@click.option("--key-hex", "hex_keys", multiple=True, metavar="HEX", help="A key in hex digits.")
-@click.option("--no-key", is_flag=True, help="Find records without a key.")
-@click.option("--keys-file", type=click.Path(dir_okay=False), help="A file of keys.")
-@click.option(
+@click.command(
+    "find",
+    cls=Command,
+    examples=(
+        "kts find s3://bucket orders --key-prefix tiered/ --key c3",
+        "kts find ./tier --keys-file keys.txt --certificate proof.json --offsets",
+    ),
+)
+@flag("--key", "keys", multiple=True, metavar="TEXT", help="A key in UTF-8.")
+@flag("--key-hex", "hex_keys", multiple=True, metavar="HEX", help="A key in hex digits.")
+@flag("--no-key", is_flag=True, help="Find records without a key.")
+@flag("--keys-file", type=click.Path(dir_okay=False), help="A file of keys.")
+@flag(
     "--keys-format",
     type=click.Choice(FORMATS),
     default=LINES,
     show_default=True,
     help="lines: a key per line in UTF-8. hex: in hex digits. length: each key after its length.",
 )
-@click.option("--value-contains", metavar="TEXT", help="Bytes in the value, in UTF-8.")
-@click.option("--value-matches", metavar="REGEX", help="A regular expression (RE2) for the value.")
-@click.option("--header", "headers", multiple=True, metavar="NAME[=VALUE]", help="A header.")
-@click.option("--producer-id", "producer_ids", multiple=True, type=int, help="A producer.")
-@click.option(
-    "--partitionerPruning",
-    "partitioner_pruning",
+@flag("--value-contains", metavar="TEXT", help="Bytes in the value, in UTF-8.")
+@flag("--value-matches", metavar="REGEX", help="A regular expression (RE2) for the value.")
+@flag("--header", "headers", multiple=True, metavar="NAME[=VALUE]", help="A header.")
+@flag("--producer-id", "producer_ids", multiple=True, type=int, help="A producer.")
+@flag(
+    "--partitioner-pruning",
     is_flag=True,
     help="Search only partitions to which Kafka's default partitioner writes the keys.",
 )
-@click.option(
+@flag(
     "--num-partitions",
     type=click.IntRange(min=1),
-    help="Partitions of a topic, for --partitionerPruning. Default: those in the tier.",
+    help="Partitions of a topic, for --partitioner-pruning. Default: those in the tier.",
 )
-@click.option("--key-index", metavar="FOLDER", help="Skip segments with an index of kts index.")
-@click.option(
-    "--secret-file", type=click.Path(dir_okay=False), help="The secret of the index of keys."
-)
-@click.option("--offsets", is_flag=True, help="Print only topic, partition and offset.")
-@click.option(
-    "--certificate", type=click.Path(dir_okay=False), help="Write the certificate as JSON."
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Default: the number of cores.")
-@scan_options("path", "topic", every_topic=True)
+@flag("--key-index", metavar="FOLDER", help="Skip segments with an index of kts index.")
+@flag("--secret-file", type=click.Path(dir_okay=False), help="The secret of the index of keys.")
+@flag("--offsets", is_flag=True, help="Print only topic, partition and offset.")
+@flag("--certificate", type=click.Path(dir_okay=False), help="Write the certificate as JSON.")
+@flag("--json", is_flag=True, help="One JSON object per record, the default.", expose_value=False)
+@flag("--threads", type=click.IntRange(min=1), help="Default: the number of cores.")
+@scan_options("path", "topic", essential=(*PLACES, "where", "columns"), every_topic=True)
 def find_command(
     options: Mapping[str, str],
     *,
@@ -185,13 +190,14 @@ def find_command(
     offsets: bool,
     **flags: Any,  # noqa: ANN401  # texts, flags and numbers
 ) -> None:
-    """Print all records that match all conditions, and a certificate of what was searched."""
+    """Print all records that match, and certify what was searched."""
     if offsets:
         if "columns" in options:
             raise InvalidOptionError("--offsets and --columns both select columns: remove one")
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         local_file(certificate)
+    writer = JsonLines()
     search = find(options, **_conditions(flags))
     if certificate is not None:
         remove_file(certificate)  # an older certificate does not hold for this output
@@ -199,7 +205,7 @@ def find_command(
         progress = lambda read, total: update(completed=read, total=total)  # noqa: E731
         with closing(search.batches(threads=threads, progress=progress)) as batches:
             for batch in batches:
-                write_records(batch, "json")
+                writer.write(batch)
     sys.stdout.flush()
     proof = search.certificate
     if certificate is not None:
@@ -276,29 +282,39 @@ def _print_certificate(proof: Certificate) -> None:
         echo_printable(line, err=True)
 
 
-@click.command("index")
-@click.option(
+@click.command(
+    "index",
+    cls=Command,
+    examples=("kts index s3://bucket orders --key-prefix tiered/ --to key-index",),
+)
+@flag(
     "--to",
     "folder",
     required=True,
     metavar="FOLDER",
     help="Folder for the index, outside the tier.",
 )
-@click.option(
+@flag(
     "--secret-file",
     type=click.Path(dir_okay=False),
     help="A file of 16 to 64 bytes with the secret for hashing keys. Encrypted topics need one.",
 )
+@json_flag
 @scan_options("path", "topic", every_topic=True)
-def index_command(options: Mapping[str, str], *, folder: str, secret_file: str | None) -> None:
-    """Write a filter of the keys in each segment, so that searches read fewer segments."""
+def index_command(
+    options: Mapping[str, str], *, folder: str, secret_file: str | None, as_json: bool
+) -> None:
+    """Write filters of keys, so that searches read fewer segments."""
     report = index_keys(options, folder, secret=read_secret(secret_file))
     for key, reason in report.left_out:
         echo_printable(f"no filter: {key}: {reason}", err=True)
-    click.echo(
-        f"{report.segments:,} segments have filters, {report.read:,} of them were read;"
-        f" {format_bytes(report.bytes)}"
-    )
+    if as_json:
+        print_json(json_fields(report))
+    else:
+        click.echo(
+            f"{report.segments:,} segments have filters, {report.read:,} of them were read;"
+            f" {format_bytes(report.bytes)}"
+        )
     click.get_current_context().exit(1 if report.left_out else 0)
 
 

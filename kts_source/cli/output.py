@@ -9,7 +9,6 @@ import datetime
 import json
 import math
 import os
-import sys
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -17,15 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import DownloadColumn, Progress
-from rich.table import Table
-from rich.text import Text
 
 from kts_source.errors import InvalidOptionError
 from kts_source.store.open_store import local_file
-from kts_source.texts import printable
+from kts_source.texts import camel_case, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +62,9 @@ def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., 
     function that updates the bar. It takes the same arguments as `rich.progress.Progress.update`,
     without the task.
     """
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress
+
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     is_hidden = not console.is_terminal or not is_shown
@@ -91,6 +88,11 @@ def print_json(value: object) -> None:
     click.echo(json_text(value, indent=1))
 
 
+def camel_cased(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with names as those of columns: `tier_end` becomes `tierEnd`."""
+    return {camel_case(name): value for name, value in row.items()}
+
+
 def json_text(value: object, indent: int | None = None) -> str:
     """Returns a value as JSON text. Control characters are escaped, because terminals interpret
     them.
@@ -110,6 +112,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     """Prints a table with aligned columns. Columns with numbers are right-aligned, with thousands
     separators.
     """
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, header_style="bold")
     for number, name in enumerate(header):
         numeric = any(isinstance(row[number], int) for row in rows)
@@ -207,31 +214,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  # any value of Arrow
     return str(value)
 
 
-def write_records(batch: pa.RecordBatch, form: str) -> None:
-    """Writes records to standard output. If `form` is `raw`, writes only the values, each followed
-    by a line feed. Otherwise writes one line of JSON per record.
-    """
-    out = sys.stdout.buffer
-    if form == "raw":
-        for value in batch.column("value"):
-            out.write((value.as_py() or b"") + b"\n")
-        return
-    typed = {
-        field.name: json_values(batch.column(field.name))
-        for field in batch.schema
-        if field.name in ("key", "value") and not is_bytes(field)
-    }
-    names = batch.schema.names
-    plain = batch.select([name for name in names if name not in typed])
-    for number, row in enumerate(dated_rows(plain)):
-        record = _json_record(row)
-        if typed:
-            record |= {name: values[number] for name, values in typed.items()}
-            ordered = {name: record.pop(name) for name in names if name in record}
-            record = ordered | record
-        out.write(json_text(record).encode() + b"\n")
-
-
 def is_bytes(field: pa.Field) -> bool:
     """Returns whether a column contains bytes."""
     import pyarrow as pa
@@ -255,21 +237,3 @@ def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     for row in rows:
         row.update({name: None if row[name] is None else time_text(row[name]) for name in stamps})
     return rows
-
-
-def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the bytes in a row to texts for JSON. If the bytes of column `name` are not UTF-8,
-    they become base64 in a field `<name>Base64`.
-    """
-    record: dict[str, Any] = {}
-    for name, value in row.items():
-        if name == "headers" and value is not None:
-            record[name] = [_json_record(header) for header in value]
-        elif isinstance(value, bytes):
-            try:
-                record[name] = value.decode()
-            except UnicodeDecodeError:
-                record[f"{name}Base64"] = base64.b64encode(value).decode()
-        else:
-            record[name] = value
-    return record

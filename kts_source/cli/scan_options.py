@@ -1,106 +1,208 @@
-"""Adds the options of the data source to commands."""
+"""Adds the arguments PATH and TOPIC and the options of the data source to commands."""
 
 from __future__ import annotations
 
 import functools
-import re
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kts_source.cli.flags import (
+    SERVERS,
+    SOURCE_FLAGS,
+    SuggestedText,
+    flag,
+    flag_name,
+    option_names,
+    source_flag,
+    variable_of,
+    with_flags,
+)
+from kts_source.cli.profile import profile_names, with_defaults
 from kts_source.errors import InvalidOptionError
-from kts_source.options import OPTIONS
+from kts_source.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    from kts_source.options import Option
+PLACES: Final = ("keyPrefix", "layout")
+"""Essential options of commands that read only metadata."""
+RECORDS: Final = (
+    *PLACES,
+    *("startingTimestamp", "endingTimestamp", "where", "columns"),
+    *("value.format", "includeHeaders"),
+)
+"""Essential options of commands that read records."""
+SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
-_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
-
-json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+json_flag = flag("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def scan_options(
     *arguments: str,
+    essential: Sequence[str] = PLACES,
     every_topic: bool = False,
-    by_option_only: tuple[str, ...] = (),
-    bare: str | None = None,
+    by_option_only: Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that adds a flag for each option of the data source, and `-o NAME=VALUE`.
+    """Returns a decorator that adds a flag for each option of the data source, and the flags that
+    all commands have: `-o`, `--profile` and `--verbose`.
 
-    The first argument of the command is a dict of the options that the user set.
+    The first argument of the command is a dict of the options that the user set: by arguments and
+    flags, by the environment, or in the profile.
 
     Args:
-        arguments: Any of `path` and `topic`. Users may also pass these without a flag.
+        arguments: The positional arguments in order: `path`, then `topic`, then `target`. The
+            command gets the last one as parameter `target`.
+        essential: Names of options that `--help` shows.
         every_topic: If True, the command selects all topics by default.
         by_option_only: Options without an own flag, because the command has a flag with this name.
-        bare: Name of a parameter of the command. It gets the text after `-o` if it contains no `=`.
     """
-    flags = [option for option in OPTIONS if option.name not in by_option_only]
+    flags = [option for option in SOURCE_FLAGS.values() if option.name not in by_option_only]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(
-            dotted: tuple[str, ...],
-            given_path: str | None = None,
-            given_topic: str | None = None,
+            pairs: tuple[str, ...],
+            servers: str | None,
+            profile: str | None,
+            verbose: bool,  # passed by name
+            given: tuple[str, ...] = (),
             **values: Any,  # noqa: ANN401  # texts, flags and numbers
         ) -> None:
-            named = {option.name: values.pop(_variable(option)) for option in flags}
-            options = {name: text for name, text in named.items() if text is not None}
-            add_location(options, given_path, given_topic)
-            for pair in dotted:
-                name, equals, text = pair.partition("=")
-                if not equals and bare is not None and values[bare] is None:
-                    values[bare] = pair
-                    continue
-                if not equals:
-                    raise InvalidOptionError(f"-o {pair!r} has no value: use -o NAME=VALUE")
-                options[name] = text
-            if every_topic and not any(name in options for name in _SELECTIONS):
+            _log_to_stderr(verbose=verbose)
+            named = {option.name: values.pop(variable_of(option.name)) for option in flags}
+            named[SERVERS] = servers
+            options = {name: _text(value) for name, value in named.items() if value is not None}
+            options |= dict(map(_pair, pairs))
+            if "target" in arguments:
+                *given, values["target"] = given  # type: ignore[assignment]
+            _add_arguments(options, given, profile, takes_topic="topic" in arguments)
+            options = with_defaults(options, profile)
+            if every_topic and not any(name in options for name in SELECTIONS):
                 options["subscribePattern"] = ".*"
             command(options, **values)
 
-        run = click.option(
-            "-o",
-            "--option",
-            "dotted",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Any option of the data source, such as s3.endpoint=… or encryption.key.pairs.….",
-        )(run)
-        for option in reversed(flags):
-            text = option.doc.replace("`", "")
-            flag = f"--{option.name}", _variable(option)
-            run = click.option(*flag, metavar="TEXT", help=text)(run)
-        for name in reversed(arguments):
-            metavar = f"[{name.upper()}]"
-            run = click.argument(f"given_{name}", metavar=metavar, required=False)(run)
-        return run
+        decorated: Callable[..., None] = run
+        for decorator in _COMMON:
+            decorated = decorator(decorated)
+        for option in sorted(flags, key=lambda option: _rank(option.name, essential), reverse=True):
+            decorated = source_flag(option, is_essential=option.name in essential)(decorated)
+        if arguments:
+            decorated = _positional(arguments)(decorated)
+        return decorated
 
     return decorate
 
 
-def _variable(option: Option) -> str:
-    """Returns the name of an option as a Python identifier. Characters that are not allowed become
-    `_`.
-    """
-    return re.sub(r"\W", "_", option.name)
+def _rank(name: str, essential: Sequence[str]) -> int:
+    return essential.index(name) if name in essential else len(essential)
 
 
-def add_location(
-    options: dict[str, str], path: str | None = None, topic: str | None = None
+def _positional(arguments: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    required = "target" in arguments
+    metavar = " ".join(
+        name.upper() if name == "target" else f"[{name.upper()}]" for name in arguments
+    )
+    return click.argument("given", nargs=-1, required=required, metavar=metavar)
+
+
+_COMMON: Final = (
+    flag("-v", "--verbose", is_flag=True, help="Also print log lines of level INFO, with times."),
+    flag(
+        "--profile",
+        metavar="NAME",
+        type=SuggestedText(profile_names),
+        help="Profile of the configuration file.  [default: default]",
+    ),
+    flag(
+        "-o",
+        "--option",
+        "pairs",
+        multiple=True,
+        metavar="NAME=VALUE",
+        type=SuggestedText(option_names),
+        help="Any option of the data source, such as s3.endpoint=…",
+    ),
+    flag(
+        "-b",
+        flag_name(SERVERS),
+        "servers",
+        metavar="HOST:PORT,…",
+        help="Brokers of the cluster, to include its newest records.",
+    ),
+)
+"""Flags of all commands, last one first."""
+
+
+def _text(value: str | bool) -> str:  # value of a flag
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidOptionError(f"-o {text!r} has no value: use -o NAME=VALUE")
+    return name, value
+
+
+def _add_arguments(
+    options: dict[str, str], given: Sequence[str], profile: str | None, *, takes_topic: bool
 ) -> None:
-    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC, if the
-    user passed them.
+    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC.
+
+    A single argument is the topic if it cannot be a path or if the path is already known.
 
     Raises:
         InvalidOptionError: An argument and its option are both set.
+        UsageError: There are too many arguments.
     """
-    for option, text in (("path", path), ("subscribe", topic)):
-        if text is None:
-            continue
+    names = ("path", "subscribe") if takes_topic else ("path",)
+    if len(given) > len(names):
+        raise click.UsageError(f"Got unexpected extra argument ({given[len(names)]})")
+    if takes_topic and len(given) == 1 and _is_topic(given[0], with_defaults(options, profile)):
+        names = ("subscribe",)
+    for option, text in zip(names, given, strict=False):
         if option in options:
-            raise InvalidOptionError(f"argument {text!r} and --{option} are both given: remove one")
+            raise InvalidOptionError(
+                f"argument {text!r} and {flag_name(option)} are both given: remove one"
+            )
         options[option] = text
+
+
+def _is_topic(text: str, options: Mapping[str, str]) -> bool:
+    if "/" in text or text in (".", "..") or any(name in options for name in SELECTIONS):
+        return False
+    return "path" in options or SERVERS in options
+
+
+class _Printable(logging.Formatter):
+    """Names flags in log messages, and escapes control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the message of a record as printable text."""
+        return printable(with_flags(super().format(record)))
+
+
+def _log_to_stderr(*, verbose: bool) -> None:
+    """Prints warnings while the current command runs; with `verbose`, also notes of planning and
+    the lines of an export, with time and level.
+    """
+    ours = logging.getLogger("kts_source")
+    noted = [logging.getLogger(f"kts_source.{name}") for name in ("planning", "export.run_log")]
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.INFO if verbose else logging.WARNING)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
+    handler.setFormatter(_Printable(form))
+    ours.addHandler(handler)
+    levels = [logger.level for logger in noted]
+    if verbose:
+        for logger in noted:
+            logger.setLevel(logging.INFO)
+
+    def restore() -> None:
+        ours.removeHandler(handler)
+        for logger, level in zip(noted, levels, strict=True):
+            logger.setLevel(level)
+
+    click.get_current_context().call_on_close(restore)

@@ -108,8 +108,8 @@ class Buckets:
         self._newest: dict[tuple[str, int], int] = {}
 
     def hold(self, batch: pa.RecordBatch) -> None:
-        """Adds rows to those in memory. Writes temporary files if the rows in memory reach a limit.
-        `batch` must have a column of topic ids.
+        """Adds rows to the rows in memory. Writes temporary files if the rows in memory reach a
+        limit. `batch` must have a column of topic ids.
         """
         if batch.num_rows == 0:
             return
@@ -287,7 +287,7 @@ def _rows_of(
     lacks are filled with the partition values of the file.
 
     Raises:
-        ExportError: A file lacks another column.
+        ExportError: A file lacks a column that is not a partition column.
     """
     with closing(open_target(target.path, target.storage)) as store:
         for entry in files:
@@ -511,12 +511,13 @@ def check_lost(
     committed: CommittedRanges,
     lost: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> None:
-    """Checks that the table has no rows that a rebuild from the tier would lose, because their
-    offsets cannot be read from the tier.
+    """Checks that the table has no rows at offsets that cannot be read from the tier. A rebuild
+    would lose such rows.
 
     `lost` contains the unreadable offsets [start, stop) of each partition. The check does not
-    depend on `failOnDataLoss`. If the table has no column with the partition or the offset, any row
-    of the topic (or partition) counts as a row with an unreadable offset.
+    depend on `failOnDataLoss`. If the table has no column with the offset, any row of the partition
+    counts as a row with an unreadable offset. If it has no column with the partition, any row of
+    the topic does.
 
     Raises:
         RangeGapError: The table has such rows.
@@ -557,6 +558,6 @@ _ADVICE: Final = (
 
 
 def _table_columns(options: ScanOptions, *names: str) -> pa.Schema:
-    """Returns the schema of the columns in `names`, without those that the table does not have."""
+    """Returns the schema of the columns in `names` that the table has."""
     schema = compacted_schema(options.columns)
     return pa.schema([schema.field(name) for name in names if name in schema.names])

@@ -1,4 +1,5 @@
-"""Stores rejected rows in separate files, each row with its offset and the reason.
+"""Stores rejected rows in separate files: each row with its key, value and headers as stored, its
+location in Kafka, the table, the run, the time and the reason.
 
 The files are published with these steps:
 
@@ -17,15 +18,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import time
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from kts_source.columns import DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import ExportError, ObjectNotFoundError, TransformError
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import ParquetFile
+from kts_source.export.rejections import RecordCounts
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import DeadLetterFile
 
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectInfo
 
 REASON: Final = "reason"
+RECORD_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS)
+"""Columns of a record in dead letters. Keys and values are the stored bytes."""
 ATTEMPTS: Final = "_kts/attempts/"
 LIST_VERSION: Final = 1
 _SUFFIX: Final = ".letters.part"
@@ -52,14 +58,16 @@ class DeadLetters:
 
     def __init__(self, job: ExportJob) -> None:
         self._job = job
+        self.counts: list[RecordCounts] = []
         self._target: TargetStore | None = None
         self._file: ParquetFile | None = None
         self._name = f"{job.run_id}-{uuid.uuid4().hex}"
         self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
 
-    def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
-        """Writes the rejected rows of `batch`. `batch` contains the rows as they were before the
-        transform.
+    def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected], topic_id: str) -> None:
+        """Writes the rejected rows of `batch` and counts them. `batch` contains the rows as they
+        were before the transform. All rows are of one Kafka partition, whose topic id is
+        `topic_id`.
 
         Raises:
             TransformError: The export has no folder for rejected rows.
@@ -67,18 +75,19 @@ class DeadLetters:
         if not rejected:
             return
         first = rejected[0]
+        topic = batch.column("topic")[first.row].as_py()
+        partition = batch.column("partition")[first.row].as_py()
+        offset = batch.column("offset")[first.row].as_py()
         if self._job.settings.dead_letters is None:
             raise TransformError(
                 f"a record cannot be transformed: {first.reason}. Set dead_letters=… to store such"
                 " records in a separate folder",
-                topic=batch.column("topic")[first.row].as_py(),
-                partition=batch.column("partition")[first.row].as_py(),
-                offset=batch.column("offset")[first.row].as_py(),
+                topic=topic,
+                partition=partition,
+                offset=offset,
             )
-        names = [name for name in batch.schema.names if name != "headers"]
-        rows = batch.select(names).take(pa.array([entry.row for entry in rejected], pa.int64()))
-        reasons = pa.array([entry.reason for entry in rejected], pa.string())
-        rows = pa.RecordBatch.from_arrays([*rows.columns, reasons], names=[*names, REASON])
+        self.counts.append(RecordCounts(topic, partition, 0, len(rejected), offset, first.reason))
+        rows = self._rows(batch, rejected, topic_id)
         if self._file is None:
             self._target = open_target(self._job.settings.dead_letters, self._job.target.storage)
             self._file = ParquetFile(
@@ -87,6 +96,24 @@ class DeadLetters:
                 compression=self._job.settings.compression,
             )
         self._file.add(rows)
+
+    def _rows(
+        self, batch: pa.RecordBatch, rejected: Sequence[Rejected], topic_id: str
+    ) -> pa.RecordBatch:
+        lineage = [name for name in self._job.options.columns if name in LINEAGE_COLUMNS]
+        names = [*RECORD_COLUMNS, *lineage]
+        rows = batch.select(names).take(pa.array([entry.row for entry in rejected], pa.int64()))
+        settings, count = self._job.settings, len(rejected)
+        now_us = time.time_ns() // 1000
+        facts = {
+            "topicId": pa.array([topic_id] * count, pa.string()),
+            "target": pa.array([settings.target] * count, pa.string()),
+            "exportId": pa.array([settings.export_id] * count, pa.string()),
+            "runId": pa.array([self._job.run_id] * count, pa.string()),
+            "rejectedAt": pa.array([now_us] * count, pa.timestamp("us", "UTC")),
+            REASON: pa.array([entry.reason for entry in rejected], pa.string()),
+        }
+        return pa.RecordBatch.from_arrays([*rows.columns, *facts.values()], names=[*names, *facts])
 
     def close(self) -> DeadLetterFile | None:
         """Completes the file and returns its description. Returns `None` if no row was rejected,

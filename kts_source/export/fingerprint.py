@@ -19,12 +19,13 @@ import hashlib
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import singledispatchmethod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import FingerprintError
 from kts_source.export.partitioning import partition_rule
+from kts_source.export.rule_texts import describe_change
 from kts_source.options.value_formats import DROP_MALFORMED, PERMISSIVE
 
 if TYPE_CHECKING:
@@ -299,20 +300,37 @@ def is_stored_text(stored: str, text: str) -> bool:
     return stored in (text, str(digest_number(text)))
 
 
-def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
+def check_fingerprint(
+    stored: Fingerprint,
+    rules: Fingerprint,
+    texts: Callable[[], Mapping[str, str]] = dict[str, str],
+) -> None:
     """Compares the settings that are stored in a table with the settings of an export.
+
+    Args:
+        stored: Settings in the table, as texts or as digest numbers of texts.
+        rules: Settings of the export.
+        texts: Returns texts of settings that the table stores as digest numbers. Called only if
+            settings differ.
 
     Raises:
         FingerprintError: Settings differ. The error text names all of them.
     """
-    different = [
-        f"{name} is {rules[name]!r} now"
-        + ("" if text.isdigit() else f" and was {text!r} in the first run")
+    different = {
+        name: text
         for name, text in stored.items()
         if name in rules and not is_stored_text(text, rules[name])
-    ]
-    if different:
-        raise FingerprintError(
-            f"the table was created with other settings: {'; '.join(different)}. Export into"
-            " another table, or set another export_id"
-        )
+    }
+    if not different:
+        return
+    known = texts()
+    changes = []
+    for name, text in different.items():
+        before = text if not text.isdigit() else known.get(name)
+        if before is not None and not is_stored_text(text, before):
+            before = None
+        changes.append(describe_change(name, before, rules[name]))
+    raise FingerprintError(
+        f"the table was created with other settings: {'; '.join(changes)}. Use the settings of the"
+        " first run, or export into another table"
+    )

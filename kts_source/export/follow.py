@@ -214,7 +214,7 @@ class _Rounds:
 
 def _is_temporary(error: BaseException) -> bool:
     """Returns True if the error means that a store, brokers, a schema registry or a catalog was
-    unavailable, so that the round can be repeated.
+    unavailable. Then the round can be repeated.
     """
     if isinstance(error, TieredKafkaError):
         return error.retriable

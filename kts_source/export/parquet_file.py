@@ -52,14 +52,14 @@ class ParquetFile:
 
     Args:
         sink: Open binary file that receives the bytes. `close` closes it.
-        schema: Schema of the rows in the file. Partition columns that are not stored in the file
-            are not part of it.
+        schema: Schema of the rows in the file. Does not include partition columns that are not
+            stored in the file.
         compression: Compression codec of the pages.
         row_group_rows: Maximum number of rows of a row group.
         sort_by: Columns by which the rows of the file are sorted. If there are any, all rows stay
             in memory until `close` or `flush`.
-        bounded: Columns for which the file contains minimum and maximum in addition to the usual
-            columns; see `_is_bounded`.
+        bounded: Columns for which the file contains minimum and maximum, in addition to the columns
+            that `_is_bounded` selects.
         constants: Text columns that have the same text in all rows: maps the name of the column to
             this text.
     """

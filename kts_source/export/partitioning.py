@@ -165,9 +165,9 @@ class PartitionField:
         """Name of the column that contains the source value in a file. Only used if files contain
         the partition values.
 
-        A field of a struct is copied to a separate column, because no Iceberg table must be
-        partitioned by the first field of a struct. In such a table, Java readers return a struct of
-        nulls instead of a null struct.
+        A field of a struct is copied to a separate column, because an Iceberg table must not be
+        partitioned by the first field of a struct: Java readers would return a struct of nulls
+        instead of a null struct.
         """
         return self.name if self.is_inner else self.source
 
@@ -255,8 +255,8 @@ def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Splits a batch by its partition values. Yields two values for each combination of partition
-    values: the number of its first row in the batch, and a batch with its rows. The order is the
-    order of the first rows.
+    values: the number of its first row in the batch, and a batch with its rows. Yields the batches
+    in the order of their first rows.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch

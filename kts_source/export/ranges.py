@@ -107,8 +107,8 @@ class RangeAdvance:
 def merge_advances(
     first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]
 ) -> list[RangeAdvance]:
-    """Merges the offsets that two commits add, so that one commit can add all of them. `second`
-    must continue after `first`.
+    """Merges the offsets that two commits add. One commit can then add all of them. `second` must
+    continue after `first`.
     """
     moved: dict[PartitionKey, RangeAdvance] = {}
     for advance in (*first, *second):

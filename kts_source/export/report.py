@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.errors import RejectedRowsError
 from kts_source.store.open_store import local_file
 from kts_source.texts import Displayed, Table, format_bytes
 
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
+_STAGES: Final = ("planning", "verifying", "running", "committing")
+"""Stages whose seconds add up to the duration of a run."""
+_HELP: Final = {
+    "timestamp_seconds": "End of the last run, seconds since the epoch.",
+    "success": "1 if the last run succeeded, 0 if it failed.",
+    "rows": "Rows that the last run wrote.",
+    "rejected_rows": "Rows that the last run rejected.",
+    "malformed_rows": "Malformed rows that the last run dropped.",
+    "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
+    "skipped_offsets": "Requested offsets that the last run skipped.",
+    "commits": "Commits of the last run.",
+    "seconds": "Duration of the last run.",
+}
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _WIDTH: Final = 96
 """Maximum number of characters of a line in the picture."""
 
@@ -78,6 +94,8 @@ class BackfillReport(Displayed):
         newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
             the epoch; `None` if unknown, for example for records that only brokers have.
         ended_ms: Time of the end of the run, in ms since the epoch.
+        new_fields: Fields of keys and values that were not written, because the schema lacks them.
+        replayed: Number of files of dead letters that were replayed.
     """
 
     target: str
@@ -102,6 +120,8 @@ class BackfillReport(Displayed):
     malformed: int = 0
     newest_ms: int | None = None
     ended_ms: int | None = None
+    replayed: int = 0
+    new_fields: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -123,6 +143,26 @@ class BackfillReport(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as values that JSON supports."""
         return {**asdict(self), "ratio": self.ratio, "freshness": self.freshness}
+
+    def to_prometheus(self) -> str:
+        """Returns the figures of the run in the text format of Prometheus."""
+        return _prometheus(
+            self.target,
+            {
+                "success": 1,
+                "rows": self.rows,
+                "rejected_rows": self.rejected,
+                "malformed_rows": self.malformed,
+                "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+                "commits": self.commits,
+                "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
+                **(
+                    {}
+                    if self.newest_ms is None
+                    else {"newest_record_timestamp_seconds": self.newest_ms / 1000}
+                ),
+            },
+        )
 
     def _tables(self) -> tuple[Table, ...]:
         first, *facts = (line.strip() for line in _summary(self))
@@ -146,9 +186,27 @@ class BackfillReport(Displayed):
         lines.extend(
             f"  {span.topic}-{span.partition}: [{span.start}, {span.stop})" for span in self.ranges
         )
-        if not self.ranges:
+        if self.replayed:
+            lines.append(f"  {self.replayed:,} files of dead letters were replayed")
+        elif not self.ranges:
             lines.append("  nothing new to write")
         return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
+
+
+def failure_to_prometheus(target: str, error: Exception) -> str:
+    """Returns the figures of a failed run in the text format of Prometheus."""
+    rejected = error.rejected if isinstance(error, RejectedRowsError) else 0
+    return _prometheus(target, {"success": 0, "rejected_rows": rejected})
+
+
+def _prometheus(target: str, figures: Mapping[str, float]) -> str:
+    figures = {"timestamp_seconds": time.time(), **figures}
+    label = target.translate(_LABEL_ESCAPES)
+    return "".join(
+        f"# HELP kts_export_{name} {_HELP[name]}\n# TYPE kts_export_{name} gauge\n"
+        f'kts_export_{name}{{target="{label}"}} {value:.15g}\n'
+        for name, value in figures.items()
+    )
 
 
 def draw_report(report: BackfillReport) -> Figure:
@@ -203,6 +261,8 @@ def _summary(report: BackfillReport) -> list[str]:
         lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
     if report.freshness:
         lines.append(f"  {report.freshness}")
+    if report.new_fields:
+        lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
 
 
@@ -256,6 +316,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         skipped=tuple(gap for _, gap in sorted(gaps.items())),
         seconds=seconds,
         verified=(*first.verified, *then.verified),
+        new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
     )
 
 

@@ -44,9 +44,9 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     """Checks that the formats of keys and values fit the settings of an export.
 
     Raises:
-        InvalidOptionError: A format needs a schema, but the options have none. Or keys or values
-            are decoded, but the export compacts or uses a `RowTransform`. Or tables cannot store a
-            field. Or the settings contradict each other.
+        InvalidOptionError: A format needs a schema that the options lack; keys or values are
+            decoded although the export compacts or uses a `RowTransform`; tables cannot store a
+            field; or the settings contradict each other.
     """
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:

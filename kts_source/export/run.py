@@ -20,6 +20,7 @@ from kts_source.errors import (
     ExportError,
     FingerprintError,
     RangeOverlapError,
+    SchemaChangedError,
     TransformError,
 )
 from kts_source.export.compaction import (
@@ -42,10 +43,12 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
-from kts_source.export.export_plan import plan_export, plan_rebuild
+from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, merge_advances, partition_key
+from kts_source.export.rejections import check_rejected
+from kts_source.export.replay import finish_replay, replay_tasks
 from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
 from kts_source.export.row_schema import (
     check_columns,
@@ -55,9 +58,9 @@ from kts_source.export.row_schema import (
     unite_schemas,
 )
 from kts_source.export.run_log import log_commit, log_end, log_start
-from kts_source.export.settings import ADD_FIELDS
+from kts_source.export.settings import ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
-from kts_source.export.tables.export_table import Commit
+from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import STAGES_OF_TASKS, ExportJob
 from kts_source.export.verify import verify
@@ -73,7 +76,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.export.export_plan import ExportPlan, Wave
+    from kts_source.export.export_plan import ExportPlan
     from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.parquet_file import DataFile
     from kts_source.export.progress import Progress
@@ -121,7 +124,8 @@ def export(
     with _opened(table, settings) as opened:
         try:
             rules = fingerprint(options, settings)
-            return _Run(options, settings, executor, opened, progress, rules).export()
+            run = _Run(options, settings, executor, opened, progress, rules)
+            return run.replay() if settings.replay else run.export()
         except KeyboardInterrupt:
             log.warning("interrupted: commits are kept, and the same call continues after them")
             raise
@@ -202,6 +206,7 @@ class _Run:
             not committed yet, because the table does not exist and its columns are unknown.
         waves: Number of waves that have ended.
         verified: Results of `verify`, as sentences.
+        new_fields: Fields of keys and values that the schema lacks.
     """
 
     options: ScanOptions
@@ -218,6 +223,7 @@ class _Run:
     base: Sequence[DataFile] = ()
     merges: bool = False
     verified: tuple[str, ...] = ()
+    new_fields: tuple[str, ...] = ()
     seconds: dict[str, float] = field(
         default_factory=lambda: {"planning": 0.0, "running": 0.0, "committing": 0.0}
     )
@@ -229,6 +235,7 @@ class _Run:
         columns = self._typed_columns(state)
         plan = self._plan(state)
         log_start(self.run_id, self.settings.target, plan, state.committed)
+        self._check_holders(plan, state)
         self.seconds["planning"] = time.monotonic() - started
         if self.settings.verify:
             started = time.monotonic()
@@ -252,7 +259,38 @@ class _Run:
                 "no row was written, and there is no table yet whose columns are known, so the"
                 " offsets are not recorded and the next run reads them again"
             )
-        return self._report(plan)
+        report = replace(self._report(plan.waves, plan.skipped), newest_ms=_newest_ms(plan))
+        log_end(report, plan.scan.partitions)
+        return report
+
+    def replay(self) -> BackfillReport:
+        """Replays the dead letters of the table in one commit; see the module `replay`."""
+        state = self.table.load(self.rules)
+        if not state.fingerprint:
+            raise ExportError(
+                "the table has no commit of this export, so it has no dead letters to replay. Run"
+                " the export first",
+                uri=self.settings.target,
+            )
+        check_rollback(self.options, state)
+        publish_dead_letters(self.settings, state.letters)
+        columns = self._typed_columns(state)
+        tasks = replay_tasks(self.options, self.settings, state)
+        self.progress.begin(len(tasks), sum(task.letters.size for task in tasks))
+        try:
+            if tasks:
+                with self.table.marked(self.run_id):
+                    target = self.table.write_target(self.run_id)
+                    job = ExportJob(self.options, target, self.run_id, self.settings, columns)
+                    names = tuple(task.letters.key for task in tasks)
+                    reports = self._run_tasks(tasks, job)
+                    self._commit(Wave((), ()), reports, job, replayed=names)
+                finish_replay(self.settings, tasks)
+        finally:
+            self.progress.end()
+        report = replace(self._report((), ()), replayed=len(tasks))
+        log_end(report, ())
+        return report
 
     def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:
         settings, target = self.settings, self.table.write_target(self.run_id)
@@ -309,6 +347,14 @@ class _Run:
             check_rebuild(options, target, self.base, committed, planned)
             self._check_lost(plan.skipped, plan, state)
         return plan
+
+    def _check_holders(self, plan: ExportPlan, state: TableState) -> None:
+        """Checks before any row is read that no other export has written the same topics. A commit
+        checks this again.
+        """
+        if not self.settings.second_copy:
+            topics = {a.key: a.topic for wave in plan.waves for a in wave.advances}
+            check_holders(state, topics, self.settings.target)
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
         """Checks that the table has no rows with the offsets in `skipped`. A rebuild could not read
@@ -380,8 +426,12 @@ class _Run:
         *,
         base: frozenset[str] | None = None,
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
+        replayed: tuple[str, ...] = (),
     ) -> None:
         started = time.monotonic()
+        counts = (count for report in ordered for count in report.counts)
+        check_rejected(counts, self.settings.max_rejected)
+        self._check_new_fields(ordered)
         advances = merge_advances(self.waiting[0], wave.advances)
         reports = [*self.waiting[1], *ordered]
         commit = Commit(
@@ -394,6 +444,7 @@ class _Run:
             newest_ms,
             list_dead_letters(self.settings, (report.dead_letters for report in reports)),
             () if job.columns is None else typed_columns(self.options),
+            replayed,
         )
         try:
             committed = self.table.commit(commit)
@@ -414,6 +465,29 @@ class _Run:
         self.waves += 1
         self.seconds["committing"] += time.monotonic() - started
 
+    def _check_new_fields(self, reports: Sequence[TaskReport]) -> None:
+        """Reports fields that are not in the schema, each of them once per run.
+
+        Raises:
+            SchemaChangedError: There are such fields, and `on_new_fields` is `fail`.
+        """
+        found = dict.fromkeys(name for report in reports for name in report.new_fields)
+        new = [name for name in found if name not in self.new_fields]
+        self.new_fields = (*self.new_fields, *new)
+        if not new:
+            return
+        text = (
+            f"the records have fields that the schema lacks: {', '.join(new)}. Add them to the"
+            " schema, and set schema_evolution='add' to add them to the table"
+        )
+        if self.settings.on_new_fields == FAIL:
+            raise SchemaChangedError(
+                f"{text}; on_new_fields='warn' exports the records without these fields",
+                uri=self.settings.target,
+            )
+        for name in new:
+            log.warning("%s is not in the schema, so it is not written", name)
+
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
         """Returns the columns of the rows that tasks wrote. If they wrote no rows, returns the
         columns that rows would have. Returns `None` if these are unknown.
@@ -431,17 +505,16 @@ class _Run:
             check_columns(schema, self.settings, job.target.values_in)
         return schema
 
-    def _report(self, plan: ExportPlan) -> BackfillReport:
+    def _report(self, planned_waves: Sequence[Wave], planned: Sequence[Skipped]) -> BackfillReport:
         reports = self.reports
         files = [file for report in reports for file in report.files]
-        waves, later = plan.waves[: self.waves], plan.waves[self.waves :]
-        planned = plan.skipped
+        waves, later = planned_waves[: self.waves], planned_waves[self.waves :]
         if later:  # later rounds report the later gaps
             ends = {(a.topic, a.key.partition): a.stop for wave in waves for a in wave.advances}
             planned = tuple(g for g in planned if g.start < ends.get((g.topic, g.partition), 0))
         skipped = (*planned, *lost_offsets(reports))
         advances = (advance for commit in self.commits for advance in commit.advances)
-        report = BackfillReport(
+        return BackfillReport(
             target=self.settings.target,
             table_format=self.settings.table_format,
             ranges=written_ranges(advances, skipped),
@@ -459,6 +532,7 @@ class _Run:
             cost=estimate([task.scan for wave in waves for task in wave.tasks]).cost(),
             skipped=skipped,
             verified=self.verified,
+            new_fields=self.new_fields,
             seconds={
                 **self.seconds,
                 "tasks": sum(report.seconds for report in reports),
@@ -470,11 +544,8 @@ class _Run:
             },
             run_id=self.run_id,
             malformed=sum(report.malformed for report in reports),
-            newest_ms=_newest_ms(plan),
             ended_ms=time.time_ns() // 1_000_000,
         )
-        log_end(report, plan)
-        return report
 
 
 def _newest_ms(plan: ExportPlan) -> int | None:

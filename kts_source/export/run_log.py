@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kts_source.export.ranges import CommittedRanges
     from kts_source.export.report import BackfillReport
     from kts_source.export.tables.export_table import Commit
+    from kts_source.planning.partition_plan import PartitionPlan
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ def log_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRa
                 held = held_range(committed, topic, partition.topic_id, partition.partition)
                 after = "a new partition" if held is None else f"resumes after offset {held.stop}"
                 span = f"[{partition.start}, {partition.stop})"
+                if partition.start >= partition.stop:
+                    span = "no new offsets"
                 lines.append(f"{topic}-{partition.partition} {span}, {after}")
         log.info("run %s: offsets to write: %s", run_id, _some(lines, "partitions"))
 
@@ -60,7 +63,7 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
     )
 
 
-def log_end(report: BackfillReport, plan: ExportPlan) -> None:
+def log_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
     """Logs the figures of a run, and the offsets that it skipped. Only lost offsets are a warning,
     because the next run reads the offsets after an open transaction.
     """
@@ -71,7 +74,7 @@ def log_end(report: BackfillReport, plan: ExportPlan) -> None:
         *(report.commits, format_bytes(report.bytes_read)),
         f"; {report.freshness}" if report.freshness else "",
     )
-    stops = {(each.topic, each.partition): each.stop for each in plan.scan.partitions}
+    stops = {(each.topic, each.partition): each.stop for each in partitions}
     lost: list[str] = []
     later: list[str] = []
     for gap in report.skipped:

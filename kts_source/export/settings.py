@@ -15,6 +15,7 @@ from kts_source.export.partitioning import (
     PartitionField,
     parse_partition_by,
 )
+from kts_source.export.rejections import DEFAULT_MAX_REJECTED, parse_max_rejected
 from kts_source.options.times import parse_duration_ms
 from kts_source.options.values import option_texts
 from kts_source.secret import Secret
@@ -47,6 +48,9 @@ TOMBSTONES: Final = (KEEP, REMOVE, REMOVE_OLD)
 
 NO_EVOLUTION: Final = "none"
 ADD_FIELDS: Final = "add"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+ON_NEW_FIELDS: Final = (WARN, FAIL)
 SCHEMA_EVOLUTIONS: Final = (NO_EVOLUTION, ADD_FIELDS)
 
 _MIN_INTERVAL_SECONDS: Final = 1
@@ -94,10 +98,13 @@ class ExportArguments(TypedDict, total=False):
     compression: str
     resume: bool
     export_id: str
+    second_copy: bool
     commit_bytes: int
     target_options: Options | None
     catalog: Mapping[str, Any] | None
     dead_letters: str | os.PathLike[str] | None
+    max_rejected: str
+    replay: bool
     compact: bool
     tombstones: str
     delete_retention_ms: int
@@ -105,6 +112,7 @@ class ExportArguments(TypedDict, total=False):
     interval: str
     round_bytes: int
     schema_evolution: str
+    on_new_fields: str
     text_partitions: str
     verify: bool
 
@@ -118,7 +126,10 @@ class ExportSettings:
         target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
         compaction: Keeps only the latest record of every key; `None` keeps all records.
         following: Pace of an export that follows new records in rounds; `None` for a single run.
+        max_rejected: Maximum share of rejected records in a commit, from 0 to 1.
         schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
+        on_new_fields: `fail` ends a run if values have fields that the schema lacks; `warn` only
+            reports them.
         text_partitions: `checked` rejects a partition value of a Parquet target if it is a text
             that readers would parse as a number, a date or another type. `as-is` accepts it.
         verify: True to check before a run that the table has all rows that its commits recorded.
@@ -136,11 +147,15 @@ class ExportSettings:
     compression: str = "zstd"
     resume: bool = True
     export_id: str = "kts"
+    second_copy: bool = False
     commit_bytes: int = 64 << 30
     dead_letters: str | None = None
+    max_rejected: float = DEFAULT_MAX_REJECTED
+    replay: bool = False
     compaction: Compaction | None = None
     following: Following | None = None
     schema_evolution: str = NO_EVOLUTION
+    on_new_fields: str = WARN
     text_partitions: str = CHECKED
     verify: bool = False
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
@@ -186,8 +201,7 @@ def export_settings(
         catalog_options = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
         options = catalog_options or source or {}
     is_path = values.get("table_format") != ICEBERG
-    if values.get("dead_letters") is not None:
-        values["dead_letters"] = _path("dead_letters", values["dead_letters"])
+    _parse_dead_letters(values)
     settings = ExportSettings(
         _path("the target", target) if is_path else os.fspath(target),
         compaction=compaction if values.pop("compact", False) else None,
@@ -201,12 +215,21 @@ def export_settings(
         ("compression", settings.compression, COMPRESSIONS),
         ("tombstones", compaction.tombstones, TOMBSTONES),
         ("schema_evolution", settings.schema_evolution, SCHEMA_EVOLUTIONS),
+        ("on_new_fields", settings.on_new_fields, ON_NEW_FIELDS),
         ("text_partitions", settings.text_partitions, TEXT_PARTITIONS),
     ):
         if value not in allowed:
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     _check(settings, has_catalog=catalog is not None)
     return settings
+
+
+def _parse_dead_letters(values: dict[str, Any]) -> None:
+    """Replaces the arguments about rejected rows in `values` by their parsed values."""
+    if values.get("dead_letters") is not None:
+        values["dead_letters"] = _path("dead_letters", values["dead_letters"])
+    if "max_rejected" in values:
+        values["max_rejected"] = parse_max_rejected(values["max_rejected"])
 
 
 def _path(name: str, path: str | os.PathLike[str]) -> str:
@@ -238,6 +261,12 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
             " begin with a letter or a digit"
         )
     _check_folders(settings)
+    if settings.replay and (
+        settings.dead_letters is None or settings.following or settings.compaction
+    ):
+        raise InvalidOptionError(
+            "replay=True needs dead_letters=…, and cannot be combined with follow or compact"
+        )
     if settings.compaction and (settings.transform is not None or settings.sort_within_files):
         raise InvalidOptionError(
             "compact=True cannot be combined with transform or sort_within_files: remove them"

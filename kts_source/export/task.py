@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
+from kts_source.export.rejections import RecordCounts
 from kts_source.read.task_metrics import LostRange
 from kts_source.secret import Secret
 
@@ -173,6 +174,8 @@ class TaskReport:
         schema: Schema of the rows that the task wrote; `None` if it wrote no row.
         rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.
+        new_fields: Fields of keys and values that the schema lacks.
+        counts: Numbers of read and of rejected records by partition.
         segment_bytes: Original bytes of the parts of segments that the task read.
         requests: Number of read requests sent to the tier.
         bytes_read: Number of bytes received from objects.
@@ -192,6 +195,8 @@ class TaskReport:
     schema: pa.Schema | None = None
     rows_read: int = 0
     dead_letters: DeadLetterFile | None = None
+    counts: tuple[RecordCounts, ...] = ()
+    new_fields: tuple[str, ...] = ()
     segment_bytes: int = 0
     requests: int = 0
     bytes_read: int = 0
@@ -218,6 +223,8 @@ class TaskReport:
             files=files,
             schema=schema and schema_from_text(schema),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
+            new_fields=tuple(value.pop("new_fields")),
+            counts=tuple(RecordCounts(**count) for count in value.pop("counts")),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
             lost=tuple(LostRange(*lost) for lost in value.pop("lost")),

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
-from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import ExportError, TieredKafkaError, TransformError
-from kts_source.export.dead_letters import DeadLetters
+from kts_source.columns import PARTITION, RAW_COLUMNS, TOPIC
+from kts_source.errors import ExportError, InvalidValueError, TieredKafkaError, TransformError
+from kts_source.export.dead_letters import RECORD_COLUMNS, DeadLetters
+from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import (
     AS_IS,
@@ -31,6 +32,7 @@ from kts_source.export.partitioning import (
     split,
     value_text,
 )
+from kts_source.export.rejections import RecordCounts, sum_counts
 from kts_source.export.row_schema import check_columns, conform_rows
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport, WrittenFile
@@ -41,6 +43,7 @@ from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from kts_source.export.new_fields import NewFields
     from kts_source.export.partitioning import PartitionValue
     from kts_source.export.task import ExportJob, RunnableTask
     from kts_source.read.task import ScanTask
@@ -92,10 +95,17 @@ class TaskWriter:
 
     Args:
         topic_ids: Topic id by topic and partition, for batches without a column of topic ids.
+        origin: Name of the file of dead letters from which the rows come; empty for rows of the
+            source.
     """
 
     def __init__(
-        self, number: int, topic_ids: Mapping[tuple[str, int], str], job: ExportJob
+        self,
+        number: int,
+        topic_ids: Mapping[tuple[str, int], str],
+        job: ExportJob,
+        *,
+        origin: str = "",
     ) -> None:
         self._began = time.monotonic()
         self._topic_ids = topic_ids
@@ -106,13 +116,21 @@ class TaskWriter:
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
         self.target = open_target(job.target.path, job.target.storage)
         self._letters = DeadLetters(job)
+        self._origin = origin
+        self._fields = new_fields_of(job)
         self._attempt = f"{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
         self._owner: _Owner | None = None
+        self._counts: dict[_Owner, RecordCounts] = {}
         self._done: list[WrittenFile] = []
         self._count = 0
         self._schema: pa.Schema | None = None
         self._seconds = 0.0
+
+    @property
+    def field_columns(self) -> tuple[str, ...]:
+        """Columns that batches need so that new fields are found."""
+        return () if self._fields is None else self._fields.columns
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +151,10 @@ class TaskWriter:
         if batch.num_rows == 0:
             return
         started = time.monotonic()
+        if self._fields is not None:
+            self._fields.look(batch)
         owner = self._owner_of(batch)
+        self._count_records(owner, batch.num_rows)
         offsets = batch.column(OFFSET)
         start, stop = offsets[0].as_py(), offsets[len(offsets) - 1].as_py() + 1
         if owner != self._owner:
@@ -161,7 +182,10 @@ class TaskWriter:
         """Writes rows that cannot be decoded to the dead letters. `batch` contains their stored
         bytes. `reasons` maps the number of each such row in the batch to the reason.
         """
-        self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
+        owner = self._owner_of(batch)
+        self._count_records(owner, len(reasons))
+        rejected = [Rejected(row, reason) for row, reason in reasons.items()]
+        self._letters.add(batch, rejected, owner.topic_id)
 
     def completed(self, report: TaskReport) -> TaskReport:
         """Closes all open files. Returns `report` with the files of the task added."""
@@ -173,6 +197,8 @@ class TaskWriter:
             files=tuple(self._done),
             schema=self._schema,
             dead_letters=self._letters.close(),
+            new_fields=() if self._fields is None else tuple(self._fields.found),
+            counts=sum_counts((*self._counts.values(), *self._letters.counts)),
             seconds=time.monotonic() - self._began,
             seconds_writing=self._seconds,
         )
@@ -184,6 +210,10 @@ class TaskWriter:
             with contextlib.suppress(Exception):
                 self.target.delete(key)
         self._letters.abandon()
+
+    def _count_records(self, owner: _Owner, records: int) -> None:
+        more = RecordCounts(owner.topic, owner.partition, records)
+        self._counts[owner] = self._counts[owner] + more if owner in self._counts else more
 
     def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
         topic, partition = batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py()
@@ -202,7 +232,7 @@ class TaskWriter:
         try:
             if isinstance(transform, RowTransform):
                 result = transform.apply(selected)
-                self._letters.add(batch, result.rejected)
+                self._letters.add(batch, result.rejected, owner.topic_id)
                 return result.rows
             rows = transform(selected)
         except TieredKafkaError:
@@ -312,9 +342,13 @@ class TaskWriter:
         size, statistics = opened.file.close()
         del self._open[values]
         owner = opened.owner
-        # All attempts that write these offsets use the same final name.
+        # All attempts that write these offsets use the same final name. Replayed rows need another
+        # name, because the table may have a file of the same offsets.
+        source = owner.topic_id
+        if self._origin:
+            source = f"{digest_number(f'{self._origin} {source}'):016x}"
         name = (
-            f"{self._settings.export_id}-{owner.topic_id}-{owner.partition}"
+            f"{self._settings.export_id}-{source}-{owner.partition}"
             f"-{opened.start:020d}-{opened.stop:020d}.parquet"
         )
         self._done.append(
@@ -333,7 +367,7 @@ class TaskWriter:
         )
 
 
-_NEEDED: Final = (TOPIC, PARTITION, OFFSET)
+_NEEDED: Final[tuple[str, ...]] = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
 """More rows than batches for Spark, because the writer has a cost per batch."""
 
@@ -360,11 +394,43 @@ class ExportTask:
                 not accept the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
-            set_aside = None if job.settings.dead_letters is None else writer.set_aside
-            read = read_rows(
-                self.number, self.scan, job, writer.write, _NEEDED, _BATCHES, set_aside
-            )
+            needed, set_aside = (*_NEEDED, *writer.field_columns), None
+            if job.settings.dead_letters is not None:
+                needed += dead_letter_columns(raw=bool(job.options.formats))
+                set_aside = writer.set_aside
+            try:
+                read = read_rows(
+                    self.number, self.scan, job, writer.write, needed, _BATCHES, set_aside
+                )
+            except InvalidValueError as error:
+                raise InvalidValueError(
+                    f"{error.fault}. Set dead_letters to a folder to store such rows there, with"
+                    " the reason. If all rows fail, correct the schema",
+                    fault=error.fault,
+                    topic=error.topic,
+                    partition=error.partition,
+                    offset=error.offset,
+                ) from None
             return writer.completed(read)
+
+
+def new_fields_of(job: ExportJob) -> NewFields | None:
+    """Returns a collector of new fields; `None` if no column is decoded."""
+    if not job.options.formats:
+        return None
+    from kts_source.export.new_fields import NewFields  # imports value decoders
+
+    return NewFields(job.options.formats)
+
+
+def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:
+    """Returns the columns that a task must read so that dead letters contain whole records.
+
+    Args:
+        raw: True if keys or values are decoded. Then the names of their bytes are returned, because
+            a name such as `value` would decode the value even if the table has no column for it.
+    """
+    return tuple(RAW_COLUMNS.get(name, name) if raw else name for name in RECORD_COLUMNS)
 
 
 def read_rows(

@@ -50,5 +50,5 @@ class RowTransform(Protocol):
         ...
 
     def apply(self, batch: pa.RecordBatch) -> Transformed:
-        """Transforms the rows of a batch and rejects those that it cannot transform."""
+        """Transforms the rows of a batch. Rejects rows that it cannot transform."""
         ...

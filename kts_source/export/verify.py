@@ -57,8 +57,8 @@ class _Recorded:
     """Facts that the commits of a table recorded for one partition.
 
     Attributes:
-        held: The range of offsets that the table has; `None` if it recorded no range for the
-            topic's current id.
+        held: The range of offsets that the table has; `None` if the commits recorded no range for
+            the current id of the topic.
         count: The number of rows; `None` if it was not recorded.
     """
 
@@ -210,8 +210,8 @@ class _Check:
     passes: int = 0
 
     def run(self) -> bool:
-        """Reads the table once (one pass). Returns True if some offsets were not compared yet, so
-        that another pass is needed.
+        """Reads the table once (one pass). Returns True if some offsets were not compared yet. Then
+        another pass is needed.
         """
         topics = pa.array(sorted({topic for topic, _ in self.recorded}), pa.string())
         chunks: dict[_ChunkKey, npt.NDArray[np.uint8]] = {}

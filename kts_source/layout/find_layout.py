@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import Layout
 
 ENTRY_POINT_GROUP: Final = "kts_source.layouts"
+BUILT_IN_LAYOUTS: Final = (AivenLayout.name, LocalTieredLayout.name, KafkaLogsLayout.name)
 
 
 def find_layout(name: str, *, end_of_log: bool = False, paths: int = 1) -> Layout:

@@ -303,7 +303,7 @@ def _offset_index(
 def _usable(
     store: ObjectStore, info: ObjectInfo | None, base_offset: int, kind: type[Index]
 ) -> Index | None:
-    """Reads an index; `None` if the file does not exist or is not valid."""
+    """Reads an index. Returns `None` if the file does not exist or is not valid."""
     if info is None:
         return None
     try:

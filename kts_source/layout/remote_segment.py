@@ -139,8 +139,8 @@ class RemoteSegment:
         leader_epochs: Leader epochs of this segment, each with its first offset in the segment, in
             ascending order.
         end_is_exact: True if the next segment of the same lineage must begin right after
-            `end_offset`. If false, `end_offset` is only a
-            lower bound: the segment may also cover offsets above it, which have no records.
+            `end_offset`. If False, `end_offset` is only a lower bound: the segment may also cover
+            later offsets, which have no records.
     """
 
     topic: str

@@ -218,18 +218,10 @@ def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
     return (*error_columns(formats), *(form.raw_column for form in formats))
 
 
-def _parse_format(name: str, text: str) -> str:
-    return parse_choice(name, text, choices=(RAW, *_FORMATS))
-
-
-def _parse_mode(name: str, text: str) -> str:
-    return parse_choice(name, text, choices=_MODES)
-
-
 def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
-        _parse_format,
+        partial(parse_choice, choices=(RAW, *_FORMATS)),
         f"Format of `{column}`: `raw` bytes, `utf8` text, `json`, `avro`, `protobuf`, or one of"
         " `json-confluent`, `avro-confluent`, `protobuf-confluent` (a zero byte and the id of the"
         " writer's schema first), `avro-glue` (AWS Glue's header), or `avro-apicurio` (the record's"
@@ -268,7 +260,7 @@ def _options(column: str) -> Iterator[Option]:
     )
     yield Option(
         f"{column}.mode",
-        _parse_mode,
+        partial(parse_choice, choices=_MODES),
         f"Handling of a `{column}` that cannot be decoded: `FAILFAST` fails the query and names it,"
         f" `PERMISSIVE` returns null and the reason in column `{ERROR_COLUMNS[column]}`,"
         " `DROPMALFORMED` drops the row and counts it.",

@@ -66,7 +66,7 @@ class Progress(Protocol):
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition. Returns `None` if the
-        reader has read nothing of the partition, so that only the options determine the bounds.
+        reader has read nothing of the partition. Then only the options determine the bounds.
         """
 
     def first_missing(self, partition: PartitionPlan) -> int:
@@ -267,9 +267,9 @@ def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason
 
 
 def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
-    """Reports a damaged segment whose leader epoch may be newer than those in all readable
-    checkpoints, so that it is unknown which segments belong to the log. Raises `DataLossError`;
-    only warns if loss is allowed.
+    """Reports a damaged segment whose leader epoch may be newer than all epochs in readable
+    checkpoints. It is then unknown which segments belong to the log. Raises `DataLossError`; only
+    warns if loss is allowed.
     """
     location.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
@@ -280,8 +280,9 @@ def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
 
 
 def refuse_contradiction(location: Place, evidence: str) -> None:
-    """Reports `evidence` that the newest leader-epoch checkpoint is wrong, so that segments of the
-    log would be skipped. Raises `DataLossError`; only warns if loss is allowed.
+    """Reports `evidence` that the newest leader-epoch checkpoint is wrong. Segments of the log
+    would be skipped because of the wrong checkpoint. Raises `DataLossError`; only warns if loss is
+    allowed.
     """
     location.raise_or_warn(
         f"{evidence}. Segments would be skipped because of it. Restore the damaged side file from a"
@@ -366,8 +367,8 @@ def is_skipped(
     timestamp_ms: int,
     side_files: SideFiles,
 ) -> bool:
-    """Returns whether all records of a segment have timestamps before `timestamp_ms`, so that a
-    search can skip it.
+    """Returns whether all records of a segment have timestamps before `timestamp_ms`. A search can
+    skip such a segment.
 
     For the last segment of a run of skipped segments, the time index must confirm the largest
     timestamp in the description. The descriptions of the other skipped segments may be wrong, too.

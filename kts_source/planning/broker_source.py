@@ -337,8 +337,8 @@ class _TierRun:
 
 
 class UnusableSegmentError(Exception):
-    """Raised if the side files of a segment do not show its transactions, so that brokers must
-    serve it.
+    """Raised if the side files of a segment do not show its transactions. Brokers must then serve
+    the segment.
     """
 
     def __init__(self, segment_id: str) -> None:
@@ -527,8 +527,8 @@ class UnionLog(SourceLog):
 
     def _open_at_end(self, run: PartitionLog, number: int, ends: EndStates) -> Mapping[int, int]:
         """Returns the first offset of each transaction that is open at the end of range `number`,
-        by producer id. If the producer snapshot is unusable, brokers should serve the segment. Only
-        if they are too old for this, replays the log.
+        by producer id. If the producer snapshot is unusable, brokers should serve the segment. If
+        the brokers are too old for this, replays the log instead.
 
         Raises:
             UnusableSegmentError: Brokers must serve the segment: its snapshot is unusable, and the
@@ -569,8 +569,8 @@ class UnionLog(SourceLog):
             return began
 
     def broker_ranges(self, start: int, stop: int) -> list[BrokerRange]:
-        """Returns the broker ranges for those offsets of [start, stop) that the tier does not
-        serve.
+        """Returns the broker ranges for the offsets in [start, stop) that the tier does
+        not serve.
         """
         brokers = self._brokers
         rest = list(between(self.log.ranges, start, stop))

@@ -286,8 +286,8 @@ class ClusterView:
 
     def lineage(self, log: BrokerLog, offset: int) -> tuple[EpochEntry, ...]:
         """Returns the epochs of the leader's log from the epoch of `offset` on, in ascending order.
-        May include earlier epochs. Leaves out epochs without a record and epochs that end below the
-        log start.
+        May include earlier epochs. Omits epochs without a record and epochs that end below the log
+        start.
         """
         position = max(offset, log.log_start)
         first: dict[int, int] = {}
@@ -424,8 +424,8 @@ class ClusterView:
         for name in names:
             if name not in topics:
                 raise TopicNotFoundError(
-                    "the cluster has no such topic, or this user is not allowed to see it. To read"
-                    " a deleted topic from the tier, remove kafka.bootstrap.servers",
+                    "the cluster has no such topic, or this user is not allowed to see it. A"
+                    " scan without kafka.bootstrap.servers reads a deleted topic from the tier",
                     topic=name,
                 )
             wanted = wanted_topic_id(options, name)

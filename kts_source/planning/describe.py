@@ -400,8 +400,8 @@ def unless_locked(make: Callable[[], _Result]) -> _Result | None:
 def partitions_with_keys(
     options: ScanOptions, tier: Tier | None = None
 ) -> list[tuple[ListedPartition, tuple[str, ...]]]:
-    """Returns a pair for every partition: the partition, and the ids of private keys that its
-    segments need but the options do not have.
+    """Returns two values for every partition: the partition, and the ids of private keys that its
+    segments need and the options lack.
     """
     held = set(options.key_ring.key_ids)
     with (

@@ -490,11 +490,11 @@ def _lost_replicas(
     Returns two values: the records above the end of the log that these checkpoints show, which are
     lost, and notes about the replicas whose checkpoints show no further records.
     """
-    reach = max(disk.promised, disk.replica.stop, tier_end)
+    reach = max(disk.expected_stop, disk.replica.stop, tier_end)
     lost, notes = [], []
     for replica in disks.lost_replicas((folder.topic, partition)):
         if replica.stop > max(reach, replica.start):
-            after = replace(disk, promised=max(disk.promised, tier_end))
+            after = replace(disk, expected_stop=max(disk.expected_stop, tier_end))
             lost.append(lost_partition(disks.store, folder, partition, replica, after))
         else:
             text = lost_reason(folder.topic, partition, replica)

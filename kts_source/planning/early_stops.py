@@ -48,8 +48,8 @@ class EarlyStop:
 def check_early_stops(options: ScanOptions, stops: Sequence[EarlyStop]) -> None:
     """Compares the outcomes of the transactions that are open at each stop with the log.
 
-    Reads the producer snapshot at each stop. If transactions are open there, reads the batch
-    headers after the stop up to the markers that end them.
+    Reads the producer snapshot at each stop. If transactions are open at the stop, reads the batch
+    headers after it up to the markers that end these transactions.
 
     Args:
         options: The options of the plan.

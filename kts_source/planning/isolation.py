@@ -498,9 +498,9 @@ def _begun_earlier(
     """Returns corrected copies of those aborted transactions that span a gap and have a first
     offset that is too high in their index entry.
 
-    A transaction that spans a gap was open at the start of the gap, so the producer snapshot there
-    has its first offset. Snapshots have a checksum, so an index entry with a higher first offset is
-    damaged.
+    A transaction that spans a gap was open at the start of the gap, so the producer snapshot at
+    that offset records the first offset of the transaction. Snapshots have a checksum, so an index
+    entry with a higher first offset is damaged.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:

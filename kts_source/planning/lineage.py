@@ -1,5 +1,4 @@
-"""Chooses the segment or other source that serves each offset of a partition, so that each offset
-is read exactly once.
+"""Chooses exactly one segment or other source to serve each offset of a partition.
 
 Segments overlap after leader changes and repeated uploads. Some segments belong to branches of the
 log that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is
@@ -470,8 +469,8 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int]:
 
 
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
-    """Yields the segment of the first range if the segment has offsets below its first leader
-    epoch.
+    """Yields the segment of the first range if the segment has offsets below the start of its first
+    leader epoch.
 
     A broker does not serve these offsets from the tier. Either DeleteRecords raised the log start
     above them, or their batches have message format 0 or 1, which has no leader epochs.

@@ -49,7 +49,7 @@ def contradiction(
     side_files: SideFiles,
     lineage_name: str = "",
 ) -> str | None:
-    """Looks for evidence that a lineage is wrong if it excludes segments from the log. Returns the
+    """Looks for evidence that a lineage wrongly excludes segments from the log. Returns the
     evidence as a message, or `None` if there is none.
 
     Reads nothing if the lineage excludes no segment.
@@ -159,8 +159,8 @@ def difference(
 
 
 def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
-    """Returns the segments that have offsets above the log start, but are not read or read only in
-    part because of `lineage`.
+    """Returns the segments that have offsets above the log start but, because of `lineage`, are not
+    read or are read only in part.
     """
     return list(_dropped(surviving, lineage))
 

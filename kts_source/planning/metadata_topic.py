@@ -341,8 +341,7 @@ class MetadataTopicLayout:
         self._named: dict[str, RemoteLogSegmentMetadata] = {}
 
     def look_up(self, store: ObjectStore, key_prefix: str, pool: Executor) -> None:
-        """Looks up objects in the store, concurrently in `pool`: the objects of all segments that
-        consumers may read.
+        """Looks up, concurrently in `pool`, the objects of all segments that consumers may read.
 
         Raises:
             AccessDeniedError: The store denies access to some objects, and no segment was found.

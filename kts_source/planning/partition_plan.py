@@ -199,8 +199,8 @@ class PartitionPlan:
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:
-        """Yields each range of the log that contains wanted offsets, with the first wanted offset
-        in it and one past the last.
+        """Yields three values for each range of the log that contains wanted offsets: the range,
+        the first wanted offset in it, and one past the last wanted offset in it.
         """
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)

@@ -350,24 +350,20 @@ def assemble(
 
 
 def _log_isolation(planned: Sequence[PlannedPartition]) -> None:
-    """Logs how many aborted transactions `read_committed` skips. Logs a warning if a partition ends
-    early because of a transaction that may still be committed.
+    """Logs how many aborted transactions `read_committed` skips. Warns if a partition ends early
+    because of a transaction that may still be committed.
     """
-    texts = []
     aborted = [f"{each.plan.topic_partition}: {each.aborted}" for each in planned if each.aborted]
     if aborted:
         total = sum(each.aborted for each in planned)
-        texts.append(f"{total} aborted transactions are skipped ({some(aborted)})")
+        log.info("read_committed: %d aborted transactions are skipped (%s)", total, some(aborted))
     undecided = [
         f"{each.plan.topic_partition} ends at offset {each.plan.stop}: {each.plan.end_reason}"
         for each in planned
         if each.plan.stop < each.plan.wanted_stop
     ]
     if undecided:
-        texts.append(f"undecided offsets are skipped ({some(undecided)})")
-    if texts:
-        level = logging.WARNING if undecided else logging.INFO
-        log.log(level, "read_committed: %s", "; ".join(texts))
+        log.warning("read_committed: undecided offsets are skipped (%s)", some(undecided))
 
 
 def check_plan(

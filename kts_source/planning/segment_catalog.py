@@ -28,6 +28,12 @@ from kts_source.errors import (
 from kts_source.layout.layout import PartitionListing
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import Assign, Subscribe, SubscribePattern
+from kts_source.planning.tier_hints import (
+    did_you_mean,
+    has_partitions,
+    hint_of_tier,
+    prefixes_of_names,
+)
 from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
@@ -39,15 +45,12 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import Layout, Orphan, SegmentEntry, TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
-    from kts_source.store.object_store import ObjectStore
     from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
 
 PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
 """Maximum concurrent requests of one plan."""
-MAX_FOLDERS: Final = 8
-"""Maximum number of folders to list to suggest a key prefix."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _INLINE_SEGMENTS: Final = 8
@@ -126,7 +129,8 @@ class SegmentCatalog:
 
     def is_empty(self, entry: SegmentEntry) -> bool:
         """Returns whether the log of a segment is empty: its description states 0 bytes and lists
-        every side file except the transaction index. Returns False if it cannot be read.
+        every side file except the transaction index. Returns False if the description cannot be
+        read.
         """
         versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
         version = next(versions, None)
@@ -365,7 +369,24 @@ def discover(
     for topic, folders in sorted(incarnations(options, catalog).items()):
         topics.append(discover_topic(options, topic, folders, catalog, pool))
         log_topic(topics[-1])
+    check_partitions(options, topics, catalog)
     return tuple(topics)
+
+
+def check_partitions(
+    options: ScanOptions, topics: Sequence[DiscoveredTopic], catalog: SegmentCatalog
+) -> None:
+    """Checks that topics that a pattern selected have a partition.
+
+    In another layout, folders may look like topics, but they contain no partitions.
+
+    Raises:
+        TierNotFoundError: No topic has a partition.
+    """
+    if not topics or not isinstance(options.selection, SubscribePattern):
+        return
+    if not any(topic.partitions or topic.others for topic in topics):
+        raise _not_found("no partition", (), (), options, catalog)
 
 
 def incarnations(
@@ -409,7 +430,7 @@ def _not_found(
     store, layout = catalog.store, catalog.layout
     names = sorted(available)
     uri = store.uri(options.key_prefix)
-    if names:
+    if names and has_partitions(store, layout, options.key_prefix):
         prefixes = prefixes_of_names(options.key_prefix, names, missing)
         return TopicNotFoundError(
             f"{problem} in the tier at {uri}; it has {', '.join(names)}{did_you_mean(prefixes)}"
@@ -421,63 +442,14 @@ def _not_found(
             " (segment.format=iceberg), which holds no segments; read the table"
             " <iceberg.namespace>.<topic> instead"
         )
+    searched = f"no tier at {uri}: searched for folders {options.key_prefix}{layout.folder_pattern}"
+    searched += f" of layout {options.layout!r}"
+    if hint := hint_of_tier(store, layout, options.key_prefix, missing):
+        return TierNotFoundError(f"{searched}; {hint}")
     return TierNotFoundError(
-        f"no tier at {uri}: looked for folders named {options.key_prefix}{layout.folder_pattern}"
-        f" of layout {options.layout!r}. Check 'path', and 'keyPrefix' (the plugin's key.prefix,"
-        f" with its slash if it has one)"
-        f"{did_you_mean(likely_prefixes(store, layout, options.key_prefix, missing))}"
+        f"{searched}. Check option 'path', and option 'keyPrefix', which is the plugin's key.prefix"
+        " with its slash if it has one"
     )
-
-
-def likely_prefixes(
-    store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
-) -> tuple[str, ...]:
-    """Suggests key prefixes to try instead of `key_prefix`.
-
-    Searches the parent folder of `key_prefix` and the root of the store, and their subfolders down
-    to the first folder with topics. Looks at no more than `MAX_FOLDERS` folders.
-
-    Args:
-        store: Store of the tier.
-        layout: Layout that recognizes the folders of topics.
-        key_prefix: Prefix under which no topic was found. The result does not contain it.
-        wanted: Names of topics. If a folder has topics whose names end with one of these, the
-            result contains the prefixes that lead to these topics. For other folders with topics
-            it contains the folder.
-    """
-    topics = tuple(wanted)
-    waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
-    visited: set[str] = set()
-    prefixes: list[str] = []
-    while waiting and len(visited) < MAX_FOLDERS:
-        folder = waiting.pop(0)
-        if folder in visited:
-            continue
-        visited.add(folder)
-        names = [incarnation.topic for incarnation in layout.topic_folders(store, folder, None)]
-        if names:
-            prefixes += prefixes_of_names(folder, names, topics) or (folder,)
-        else:
-            waiting += store.list_folders(folder)
-    return tuple(prefix for prefix in dict.fromkeys(prefixes) if prefix != key_prefix)
-
-
-def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the key prefixes that a scan needs to find the topics in `wanted`, according to the
-    names of folders. For example, if topic `orders` is wanted and a folder has the name
-    `kts-orders`, the prefix is `kts-`.
-    """
-    ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
-    heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
-    return tuple(dict.fromkeys(folder + head for head in heads))
-
-
-def did_you_mean(prefixes: Iterable[str]) -> str:
-    """Returns a suggestion of key prefixes for the end of an error message; an empty text if there
-    are no prefixes.
-    """
-    names = " or ".join(repr(prefix) for prefix in prefixes)
-    return f"; did you mean keyPrefix {names}?" if names else ""
 
 
 def discover_topic(

@@ -371,7 +371,7 @@ def _cache(
 def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
-    """Finds the transactions that are aborted in a range, and those that are open at its end.
+    """Finds the transactions that are aborted in a range or open at its end.
 
     Args:
         batches: Batches of the range's segment, ascending by offset.
@@ -486,7 +486,7 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
 
 def _whole_entries(data: bytes) -> int:
     """Returns the size of the complete entries at the start of `data`. If an entry is invalid,
-    returns the size of `data`, so that the caller reads the invalid entry and gets the error.
+    returns the size of `data`. The caller then reads the invalid entry and gets the error.
     """
     stop = 0
     try:

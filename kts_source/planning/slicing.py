@@ -101,8 +101,8 @@ def spans(
 def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
-    """Returns the offsets at which [start, stop) is split, including `start` and `stop`, so that at
-    most about `limit` records are between two adjacent offsets.
+    """Returns the offsets at which [start, stop) is split, including `start` and `stop`. At most
+    about `limit` records are between two adjacent offsets of the result.
 
     The number of records is estimated. Every record has an offset and takes at least one byte, even
     in a compressed batch. So if there are fewer bytes than offsets between two index entries,
@@ -213,7 +213,7 @@ def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
 
 
 def cut_range(piece: BrokerRange, target: int, max_records: int | None) -> Iterator[BrokerRange]:
-    """Splits a broker range into ranges with about equal numbers of offsets, so that each has at
+    """Splits a broker range into ranges with about equal numbers of offsets. Each of them has at
     most about `target` bytes and at most `max_records` offsets.
     """
     offsets = piece.stop_offset - piece.start_offset
@@ -268,7 +268,7 @@ def pack(
 
 
 class _Pruner:
-    """Limits the offsets of each segment to those that can match option `where`. Call it for the
+    """Limits the offsets of each segment to offsets that can match option `where`. Call it for the
     segments of one partition in ascending order.
     """
 
@@ -301,8 +301,8 @@ class _Pruner:
     def _first_late_enough(
         self, segment: RemoteSegment, following: RemoteSegment | None, stop: int
     ) -> int:
-        """Returns an offset. All records of the segment below it have timestamps before the first
-        one that can match.
+        """Returns an offset. All records of the segment below this offset have timestamps that are
+        too early to match.
         """
         first_ms = first_millisecond(self._box)
         if self._all_earlier:
@@ -323,8 +323,8 @@ class _Pruner:
 
 
 def fingerprint(where: Predicate | None) -> str | None:
-    """Returns a text that identifies a predicate: equal predicates have equal texts, other
-    predicates have other texts.
+    """Returns a text that identifies a predicate: equal predicates have equal texts, and different
+    predicates have different texts.
     """
     return None if where is None else repr(where)
 

@@ -42,8 +42,9 @@ class SourceLog:
             were requested.
         is_complete: True if every segment was read. If False, log start and end may be wrong.
         is_empty: True if the log proved to have no segment.
-        unknown_lineage: A damaged segment whose leader epoch is unknown or the newest, so that it
-            is uncertain which segments belong to the log; `None` if there is no such segment.
+        unknown_lineage: A damaged segment whose leader epoch is unknown or the newest; `None` if
+            there is no such segment. If there is one, it is uncertain which segments belong to the
+            log.
     """
 
     log: PartitionLog
@@ -59,8 +60,8 @@ class SourceLog:
 
     @property
     def contradiction(self) -> str | None:
-        """Message about evidence that the newest leader-epoch checkpoint is wrong, so that segments
-        of the log would be skipped; `None` if there is no evidence.
+        """Message about evidence that the newest leader-epoch checkpoint is wrong; `None` if there
+        is no evidence. Because of a wrong checkpoint, segments of the log would be skipped.
         """
         return self._contradiction
 
@@ -113,7 +114,7 @@ class SourceLog:
         return self.log.stop
 
     def broker_ranges(self, start: int, stop: int) -> Sequence[BrokerRange]:
-        """Returns the broker ranges for those offsets of [start, stop) that brokers serve."""
+        """Returns the broker ranges for the offsets in [start, stop) that brokers serve."""
         del start, stop
         return ()
 

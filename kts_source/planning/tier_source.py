@@ -408,7 +408,7 @@ class TierLog(SourceLog):
 
     def _find_ends(self) -> bool:
         """Finds log start and end from the descriptions of a few segments. Returns False if they
-        may be wrong, so that all segments must be read.
+        may be wrong. Then all segments must be read.
         """
         entries = self.listed.entries
         uploads = self._uploads

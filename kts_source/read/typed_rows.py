@@ -320,10 +320,14 @@ def _text(bad: BadValue) -> str:
 
 
 def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidValueError:
-    return InvalidValueError(
+    fault = (
         f"the {form.column} does not match option '{form.column}.format' ({form.format}):"
-        f" {_text(bad)}. Set {form.column}.mode=PERMISSIVE to get null instead, or"
+        f" {_text(bad)}"
+    )
+    return InvalidValueError(
+        f"{fault}. Set {form.column}.mode=PERMISSIVE to get null instead, or"
         f" {form.column}.mode=DROPMALFORMED to skip such rows",
+        fault=fault,
         **_location(batch, bad.row),
     )
 

@@ -36,10 +36,7 @@ def backfill(
     progress: bool = True,
     **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:
-    """Writes the records of topics to a table; a later run adds only new records.
-
-    Each commit adds files and advances the stored offsets atomically. If a run is killed, start it
-    again to continue.
+    """Writes the records of topics to a table; a later run, also after a kill, adds only the rest.
 
     Args:
         spark: Session that runs the tasks; `None` for local processes.
@@ -47,33 +44,34 @@ def backfill(
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
         progress: True to show the progress on stderr. Ignored with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        partition_by: Columns, fields of decoded columns, or `date(column)`; for example
-            `["topic", "value.country", "date(timestamp)"]`.
-        transform: A picklable, deterministic function that tasks call with each record batch. It
-            returns the record batch to write, or `None`. To reject single rows, use a
-            `kts_source.export.transforms.RowTransform`.
+        partition_by: Columns, fields such as `value.country`, or `date(column)`.
+        transform: A picklable, deterministic function from a record batch to a record batch or
+            `None`. To reject single rows, use a `kts_source.export.transforms.RowTransform`.
         sort_within_files: Columns, or fields of decoded columns, by which each file is sorted.
         target_file_bytes: Size in bytes after which the next file begins; default 256 MiB.
         row_group_rows: Maximum number of rows in a row group; default 1,048,576.
         compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
-        resume: True (default) to continue after the offsets in the target. With False, offsets that
-            are already in the target are an error.
+        resume: False to fail if the target has some of the offsets; default True.
         export_id: Distinguishes this export from others into the same target; default `kts`.
+        second_copy: True to write partitions that another export wrote into the same target.
         commit_bytes: Original bytes of segments after which a commit is made; default 64 GiB.
         target_options: `s3.*` options for the target; by default the options of the source.
         catalog: Properties for PyIceberg's `load_catalog`.
         dead_letters: Folder for rows that are rejected or cannot be decoded; without it, an error.
+        max_rejected: Maximum share of rejected rows in a commit; default `1%`. `100%` accepts all;
+            otherwise a run also fails if all rows of a partition are rejected.
+        replay: True to replay the dead letters: to add those rows that are valid now, exactly once.
         compact: True to keep only the latest record of each (topic, partition, key). Later runs
             rewrite all files of the table. With `parquet`, each run needs a new folder.
-        tombstones: With `compact`, action if the latest record of a key has a null value: `keep`
-            this record (default), `remove` it, or `remove-old`: remove it if it is more than
-            `delete_retention_ms` older than the newest record.
+        tombstones: With `compact`, `keep` (default) latest records with a null value, `remove`
+            them, or `remove-old`: those `delete_retention_ms` older than the newest record.
         delete_retention_ms: Time in ms for `tombstones="remove-old"`; default one day.
         follow: True to repeat the export until SIGTERM or SIGINT, with a JSON log line per round.
         interval: With `follow`, time between rounds; default `60s`.
         round_bytes: With `follow`, replaces `commit_bytes`; default 8 GiB.
         schema_evolution: `add` adds new fields to the table, and writes null for missing fields.
             With `none` (default), both cases are errors.
+        on_new_fields: `warn` (default) about fields that the schema lacks, or `fail`.
         text_partitions: `checked` (default) rejects partition texts that look like another type.
         verify: True to first compare the rows of the table with the row counts of its commits.
 

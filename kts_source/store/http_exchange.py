@@ -92,13 +92,15 @@ def require_range(
     first, last, size = _parse_range(content_range)
     if first != start or last >= stop:
         raise TransientError(
-            f"the response has another range than requested: [{first}, {last + 1})"
+            f"range [{start}, {stop}) was requested, but the response has range"
+            f" [{first}, {last + 1})"
         )
     if last < stop - 1:
         if size == last + 1:
             raise beyond_end(last + 1, start, stop, uri=uri)
         raise TransientError(
-            f"the response has a shorter range than requested: [{first}, {last + 1})"
+            f"range [{start}, {stop}) was requested, but the response has only"
+            f" [{first}, {last + 1})"
         )
     if length != stop - start:
         raise TransientError(

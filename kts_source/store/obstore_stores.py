@@ -181,7 +181,8 @@ class ObstoreReader(RangeReader):
                 if first == start and end < stop and answer.meta["size"] == end:
                     raise beyond_end(end, start, stop, uri=uri)
                 raise TransientError(
-                    f"the response has another range than requested: [{first}, {end})"
+                    f"range [{start}, {stop}) was requested, but the response has range"
+                    f" [{first}, {end})"
                 )
             # Not `bytes_async`, which reads a response of any length into memory.
             length, chunks = 0, []

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,7 +29,7 @@ from kts_source.store.object_store import ObjectInfo, check_version, is_behind
 from kts_source.store.range_reader import EXPIRED_CODES, Range, RangeError
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.s3_ranges import S3Reader, hide_tokens
-from kts_source.store.storage_options import s3_arguments
+from kts_source.store.storage_options import expiry_advice, s3_arguments
 from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
@@ -61,14 +62,13 @@ _DENIED_CODES: Final = frozenset(
     {
         "AccessDenied",
         "AllAccessDisabled",
-        "ExpiredToken",
         "InvalidAccessKeyId",
         "InvalidToken",
         "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
     }
 )
+_EXPIRED_CODES: Final = frozenset({"ExpiredToken", "TokenRefreshRequired"})
 
 
 class S3Store(ClientStore):
@@ -278,6 +278,8 @@ class S3Store(ClientStore):
         if status in (404, 412, 416):
             return status, text
         # S3 also denies access to a missing key if the user may not list the bucket.
+        if code in _EXPIRED_CODES:
+            return 403, f"{text}. {expiry_advice(self._storage.reveal(), os.environ)}"
         if code in _DENIED_CODES:
             return 403, text
         return 503 if code in _TRANSIENT_CODES else status, text

@@ -141,6 +141,36 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
     raise InvalidOptionError(f"{STORAGE_OPTIONS} must be a JSON object, but is not: {problem}")
 
 
+def expiry_advice(storage: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """Returns a text for errors about expired credentials of S3: which credentials were used, why
+    they were not renewed, and the alternatives.
+    """
+    if "s3.access-key-id" in storage:
+        name = "s3.session-token" if "s3.session-token" in storage else "s3.access-key-id"
+        return (
+            f"The credentials of option {name} have expired, and options cannot be renewed. Set new"
+            " values and start again, or remove the options s3.access-key-id,"
+            " s3.secret-access-key and s3.session-token. The AWS chain then takes credentials from"
+            " s3.profile-name or from the role of the machine, and renews them"
+        )
+    if "s3.profile-name" in storage:
+        return (
+            f"The credentials of s3.profile-name {storage['s3.profile-name']!r} have expired. Log"
+            " in again (`aws sso login`), or use a profile with a credential_process or a role,"
+            " which the AWS chain renews"
+        )
+    if "AWS_SESSION_TOKEN" in environment:
+        return (
+            "The credentials of the environment variable AWS_SESSION_TOKEN have expired, and"
+            " variables cannot be renewed. Restart the process with new values, or remove the"
+            " variables and use a profile or a role, which the AWS chain renews"
+        )
+    return (
+        "The AWS chain has no newer credentials. Log in again, or use a profile with a"
+        " credential_process or a role, which the chain renews"
+    )
+
+
 def s3_arguments(
     storage: Mapping[str, str], policy: RetryPolicy = DEFAULT_RETRY_POLICY
 ) -> dict[str, Any]:

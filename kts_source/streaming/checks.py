@@ -116,8 +116,8 @@ def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bo
 
 
 def note_deselected(selection: Selection, position: StreamPosition) -> None:
-    """Warns about partitions in the checkpoint that the options no longer select. This loses no
-    data, but may be a mistake.
+    """Warns about partitions that the checkpoint contains, but the options no longer select. This
+    loses no data, but may be a mistake.
     """
     wanted = selection.wanted(position.topics)
     for topic, topic_position in sorted(position.topics.items()):

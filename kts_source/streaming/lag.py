@@ -39,6 +39,24 @@ class PartitionLag:
         return self.end - self.offsets - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class LagAge:
+    """How old a reported lag is.
+
+    Attributes:
+        as_of_ms: Time at which the ends of the logs were requested last with success, in ms since
+            the epoch.
+        is_stale: True if a later request failed. The ends are the last known ones, and the real lag
+            is probably larger.
+        waiting_for: The service for which the stream waits: `brokers`, `store` or `registry`;
+            `None` if it does not wait for one.
+    """
+
+    as_of_ms: int
+    is_stale: bool
+    waiting_for: str | None
+
+
 def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
     """Converts lags to the JSON that Spark shows in a query's progress. It has a list `[end,
     offsets, bytes, oldestMs, start]` for each partition, and the totals of all partitions.
@@ -59,6 +77,11 @@ def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
     }
 
 
+def age_to_json(age: LagAge) -> dict[str, Any]:
+    """Returns items that are added to the result of `lag_to_json`."""
+    return {"asOf": age.as_of_ms, "stale": age.is_stale, "waitingFor": age.waiting_for}
+
+
 @dataclass(frozen=True, slots=True)
 class StreamLag:
     """Lag of one stream of a query after a batch.
@@ -69,12 +92,21 @@ class StreamLag:
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
             if all records were read or the timestamp is unknown.
         partitions: Lag of each partition.
+        as_of_ms: Time of the last successful request for the ends of the logs, in ms since the
+            epoch; `None` in events of older versions.
+        stale: True if a later request failed. Then the lag compares with the last known ends, and
+            the real lag is probably larger.
+        waiting_for: The service for which the stream waits: `brokers`, `store` or `registry`;
+            `None` if it does not wait for one.
     """
 
     offsets: int
     size: int
     oldest_ms: int | None
     partitions: Mapping[TopicPartition, PartitionLag]
+    as_of_ms: int | None = None
+    stale: bool = False
+    waiting_for: str | None = None
 
 
 def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
@@ -103,5 +135,15 @@ def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
             for topic, rows in latest["topics"].items()
             for number, row in rows.items()
         }
-        lags.append(StreamLag(behind["offsets"], behind["bytes"], behind["oldestMs"], partitions))
+        lags.append(
+            StreamLag(
+                behind["offsets"],
+                behind["bytes"],
+                behind["oldestMs"],
+                partitions,
+                latest.get("asOf"),
+                latest.get("stale", False),
+                latest.get("waitingFor"),
+            )
+        )
     return tuple(lags)

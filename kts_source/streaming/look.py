@@ -128,7 +128,7 @@ class TopicLook:
         topic_id: Id of the topic that the stream reads. For a topic that the stream has not read
             yet, the newest id.
         partitions: Snapshots of the partitions that have data.
-        newer: The topic with the same name that has replaced this one, or `None`.
+        newer: The topic with the same name that has replaced this topic, or `None`.
     """
 
     topic: str

@@ -10,10 +10,10 @@
 
 Topics are sorted by name and partitions by number, because Spark compares positions as text.
 Usually, the batch that ends at this position starts at the previous position. `from` has the start
-offsets of the other partitions: all partitions in the first batch, new partitions, partitions of a
-topic that was created again, and partitions that have lost offsets, which were skipped. The
-position before the first batch is a constant without offsets, because Spark never passes it to a
-source again after the first batch.
+offset of each partition in which the batch starts at another offset. These are all partitions in
+the first batch, new partitions, partitions of a topic that was created again, and partitions in
+which lost offsets were skipped. The position before the first batch is a constant without offsets,
+because Spark never passes it to a source again after the first batch.
 
 Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are accepted as
 positions, too: `{"<topic>":{"<partition>":<next offset>}}`.
@@ -62,8 +62,8 @@ class TopicPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicBegin:
-    """Start offsets of a batch in one topic. Contains only partitions in which the batch does not
-    start at the previous position.
+    """Start offsets of a batch in one topic. Contains a partition only if the batch does not start
+    at the offset at which the previous batch ended.
     """
 
     topic_id: str
@@ -246,7 +246,8 @@ def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]
             if first is None or first > stop:
                 raise StreamOffsetError(
                     f"the checkpoint has no start offset for the batch that ends at offset {stop}"
-                    f" of topic id {topic.topic_id}: its lines belong to different batches",
+                    f" of topic id {topic.topic_id}: the lines of the checkpoint belong to"
+                    " different batches",
                     topic=name,
                     partition=number,
                 )

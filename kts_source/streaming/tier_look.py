@@ -602,7 +602,7 @@ class ListingMemory:
         return remembered is not None and not remembered.is_whole
 
     def forget(self, folder: TopicFolder, partition: int) -> None:
-        """Forgets the listing of a partition, so that the next one is a full listing."""
+        """Forgets the listing of a partition. The next listing is then a full listing."""
         self._known.pop(self._layout.partition_folder(folder, partition), None)
 
     def topic_folders(

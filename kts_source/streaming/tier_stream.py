@@ -16,7 +16,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kts_source.errors import DataLossError, LeaderChangedError, TieredKafkaError
+from kts_source.errors import (
+    BrokerError,
+    DataLossError,
+    LeaderChangedError,
+    RegistryError,
+    TieredKafkaError,
+)
 from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
 from kts_source.planning.bounds import Place, check_named, check_no_holes, resolve_start, wanted_of
 from kts_source.planning.planner import assemble, check_plan, paused_collector
@@ -29,7 +35,7 @@ from kts_source.streaming.checks import (
     report_unread,
     resumed_offset,
 )
-from kts_source.streaming.lag import lag_to_json
+from kts_source.streaming.lag import LagAge, age_to_json, lag_to_json
 from kts_source.streaming.look import at_position
 from kts_source.streaming.offsets import (
     StreamPosition,
@@ -317,6 +323,9 @@ class TierStream:
         self._lag: tuple[Look, StreamPosition, dict[str, Any]] | None = None
         self._nothing_new: tuple[Look, StreamPosition] | None = None
         self._has_failed = False
+        self._waiting_for: str | None = None
+        self._looked_at_ms = 0
+        self._is_stale = False
         self._is_noted = False
 
     def close(self) -> None:
@@ -351,10 +360,13 @@ class TierStream:
             # Not in the first call: Spark would use the position as the end of the topic.
             if not error.retriable or not self._has_answered or self._ends_here:
                 raise
-            log.warning("the stream waits for its store: %s", error)
+            self._waiting_for = _service_of(error)
+            log.warning("the stream waits for the %s: %s", self._waiting_for, error)
             self._has_failed = True
             self._answered = position
             return position
+        if not self._has_failed:
+            self._waiting_for = None
         self._has_answered = True
         self._answered = end
         return end
@@ -362,10 +374,27 @@ class TierStream:
     def lag(self) -> dict[str, Any] | None:
         """Returns the lag at the position that `next` returned last; `None` before the first call
         of `next`. Sends no listing requests.
+
+        During an outage, the lag compares with the last known ends and is marked as stale.
+
+        Raises:
+            TieredKafkaError: The lag cannot be computed, and no earlier lag is known.
         """
         look, position = self._look, self._answered
         if look is None or position is None:
             return None
+        try:
+            lag = self._lag_at(look, position)
+        except TieredKafkaError as error:
+            # The ends are known, but brokers or the store do not describe the unread offsets.
+            if self._lag is None or not error.retriable:
+                raise
+            age = LagAge(self._looked_at_ms, True, _service_of(error))
+            return {**self._lag[2], **age_to_json(age)}
+        age = LagAge(self._looked_at_ms, self._is_stale, self._waiting_for)
+        return {**lag, **age_to_json(age)}
+
+    def _lag_at(self, look: Look, position: StreamPosition) -> dict[str, Any]:
         if self._lag is None or self._lag[0] is not look or self._lag[1] != position:
             lags = {}
             for topic in at_position(look, position).values():
@@ -442,10 +471,12 @@ class TierStream:
         age_ms = (self._clock() - self._asked_at) * 1000
         if self._look is None or not 0 <= age_ms < self._looker.interval_ms:
             self._has_failed = False
+            self._is_stale = self._look is not None  # until the look succeeds
             try:
                 self._look = self._looker.look(position, self._look)
             finally:
                 self._asked_at = self._clock()
+            self._looked_at_ms, self._is_stale = round(self._asked_at * 1000), False
         self._look = at_position(self._look, position)
         return self._look
 
@@ -632,6 +663,13 @@ def _with_retries(attempt: Callable[[], _Result]) -> _Result:
                 raise
             log.info("taking the snapshot again: %s", error)
     raise AssertionError
+
+
+def _service_of(error: TieredKafkaError) -> str:
+    """Returns the service that failed: `brokers`, `registry` or `store`."""
+    if isinstance(error, BrokerError):
+        return "brokers"
+    return "registry" if isinstance(error, RegistryError) else "store"
 
 
 def _looker(options: ScanOptions, clock: Callable[[], float]) -> Looker:

@@ -86,8 +86,8 @@ _COMMIT = 1
 
 @helper
 def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
-    """Returns the index of the last aborted interval of the producer that begins at or before
-    `base_offset`. Returns -1 if there is none.
+    """Among the aborted intervals of a producer, returns the index of the last interval that begins
+    at or before `base_offset`. Returns -1 if no such interval exists.
 
     The intervals in the frame are sorted by producer id and first offset.
     """

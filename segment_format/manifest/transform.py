@@ -1,8 +1,10 @@
-"""Restores the original bytes of stored chunks and of stored side files.
+"""Restores the original bytes of chunks and side files.
 
-    stored chunk    original → one zstd frame with content size (if `compression`) → AES-GCM message
-                    (if encrypted)
-    stored index    original → AES-GCM message (if encrypted and not empty); never compressed
+Reverses the steps in which the plugin stores them:
+
+    chunk        original → one zstd frame with content size (if `compression`) → AES-GCM message
+                 (if encrypted)
+    side file    original → AES-GCM message (if encrypted and not empty); never compressed
 
 Source: the `…DetransformChunkEnumeration` classes in `io.aiven.kafka.tieredstorage.transform`.
 """

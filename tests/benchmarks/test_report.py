@@ -142,7 +142,7 @@ def test_committed_first_results_page_shows_every_headline() -> None:
 
 
 @pytest.mark.parametrize("encryption", [False, True])
-def test_make_tier_reuses_tier_of_same_shape_and_removes_other_tiers(
+def test_make_tier_reuses_tier_of_same_shape_and_removes_tiers_of_other_code(
     cache: Path, *, encryption: bool
 ) -> None:
     (cache / "0123456789abcdef").mkdir(parents=True)

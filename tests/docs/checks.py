@@ -40,6 +40,12 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         "few.columns == ['offset', 'value']",
         "0 < day.count() < df.count()",
     ),
+    "quickstart.md": (
+        "one.count() == 23",
+        "len(of_customer.to_table()) == 23",
+        "by_customer.height == 7",
+        "spent.first()['customer'] == by_customer['customer'][0]",
+    ),
     "security.md": ("str(secret) == '***'",),
     "segment-format.md": (
         "table.to_pydict() == {'offset': [40, 41], 'key': [b'a', None], 'value': [b'hello', None]}",

@@ -174,7 +174,7 @@ def test_every_page_with_examples_is_executed() -> None:
     assert len(executed) > 5
 
 
-def test_running_page_with_failing_example_raises_assertion_error(
+def test_failing_example_of_a_page_raises_assertion_error(
     tmp_path: Path, run: Callable[[Path, dict[str, Any]], None]
 ) -> None:
     page = tmp_path / "page.md"
@@ -189,7 +189,7 @@ def test_running_page_with_failing_example_raises_assertion_error(
 @pytest.mark.parametrize(
     "text", ["    x = 1\n", "```python\nx = 1\n", "~~~python\nx = 1\n~~~\n", " ```\n ```\n"]
 )
-def test_reading_page_with_invalid_fence_raises_value_error(tmp_path: Path, text: str) -> None:
+def test_page_with_invalid_fence_raises_value_error(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     with pytest.raises(ValueError, match=r"page\.md:[12]"):

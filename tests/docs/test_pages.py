@@ -11,20 +11,22 @@ import re
 import tomllib
 from typing import TYPE_CHECKING
 
-import click
 import pytest
 
 import kts_source
 import segment_format
-from kts_source.cli.app import kts
+from kts_source.cli.app import all_commands
 from kts_source.errors import TieredKafkaError
-from kts_source.options import OPTIONS
 from segment_format.errors import SegmentFormatError
 from tests.docs.fences import PAGES, ROOT
+from tools.update_docs import own_flags
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from types import ModuleType
+
+    import click
 
 DOCS = ROOT / "docs"
 PEER = "against Spark's Kafka source"
@@ -77,32 +79,32 @@ def test_error_classes_found_in_source_text_include_all_importable_ones() -> Non
         assert {name for name, value in defined if issubclass(value, root)} <= _error_classes()
 
 
-def _own_flags(command: click.Command) -> set[str]:
-    """Returns the flags of a command, except `--help` and flags that set data source options."""
-    shared = {f"--{option.name}" for option in OPTIONS} | {"-o", "--option", "-h", "--help"}
+def _flags(parameters: Iterable[click.Parameter]) -> set[str]:
+    """Returns all spellings of flags that begin with `--`."""
     return {
         flag
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-        for flag in parameter.opts
+        for parameter in parameters
+        for flag in (*parameter.opts, *parameter.secondary_opts)
         if flag.startswith("--")
-    } - shared
+    }
 
 
-@pytest.mark.parametrize("name", sorted(kts.commands))
-def test_cli_page_names_every_flag(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(all_commands()))
+def test_cli_page_contains_every_flag(name: str) -> None:
     page = _page("cli.md")
     sections = re.split(r"^## ", page, flags=re.MULTILINE)
     (section,) = [text for text in sections if text.startswith(f"`kts {name}`\n")]
-    named = set(re.findall(r"`(--[\w-]+)", section))
-    assert named - {f"--{option.name}" for option in OPTIONS} == _own_flags(kts.commands[name])
+    named = set(re.findall(r"(--[a-z][\w-]*)", section))
+    assert _flags(own_flags(all_commands()[name])) <= named
+    known = {flag for command in all_commands().values() for flag in _flags(command.params)}
+    assert named <= known
 
 
-@pytest.mark.parametrize(
-    ("page", "package"), [("python-api.md", kts_source), ("segment-format.md", segment_format)]
-)
-def test_api_pages_name_every_public_name(page: str, package: ModuleType) -> None:
-    shown = re.findall(r"^::: ([\w.]+)$", _page(page), re.MULTILINE)
+@pytest.mark.parametrize("package", [kts_source, segment_format])
+def test_api_pages_contain_every_public_name(package: ModuleType) -> None:
+    texts = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    shown = re.findall(r"^::: ([\w.]+)$", texts, re.MULTILINE)
+    assert len(shown) == len(set(shown))
     assert {f"{package.__name__}.{name}" for name in package.__all__} <= set(shown)
 
 
@@ -149,7 +151,7 @@ def test_documented_speeds_match_benchmark_results(row: str, page: str, text: st
 
 def test_navigation_lists_every_page() -> None:
     document = tomllib.loads((ROOT / "zensical.toml").read_text())
-    names = set(re.findall(r"[\w-]+\.md", str(document["project"]["nav"])))
+    names = set(re.findall(r"[\w/-]+\.md", str(document["project"]["nav"])))
     assert names == {path.relative_to(DOCS).as_posix() for path in PAGES if DOCS in path.parents}
 
 
@@ -164,10 +166,10 @@ def test_pages_load_nothing_from_other_servers() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_link_anchors_match_headings(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w.-]+)\)", page.read_text()):
         other = (page.parent / target).read_text() if target else page.read_text()
-        headings = re.findall(r"^#+ (.+)$", other, re.MULTILINE)
-        slugs = {
+        headings = re.findall(r"^(?:#+|:::) (.+)$", other, re.MULTILINE)
+        slugs = set(headings) | {
             re.sub(r"[^\w\s-]", "", text).strip().lower().replace(" ", "-") for text in headings
         }
         assert anchor in slugs, f"{page.name}: {target}#{anchor}"

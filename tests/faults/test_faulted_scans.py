@@ -63,7 +63,7 @@ def faulty_memory() -> Iterator[str]:
 
 
 @pytest.mark.timeout(3600)
-def test_scans_of_failing_file_system_return_right_rows_or_raise(
+def test_scans_of_failing_file_system_return_rows_of_consumer_or_raise(
     faulty_memory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def open_faulty(injector: Injector) -> tuple[str, ObjectStore]:
@@ -79,7 +79,7 @@ def test_scans_of_failing_file_system_return_right_rows_or_raise(
 
 @pytest.mark.s3
 @pytest.mark.timeout(3600)
-def test_scans_of_failing_s3_server_return_right_rows_or_raise(
+def test_scans_of_failing_s3_server_return_rows_of_consumer_or_raise(
     s3_server: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket = s3_server.upload(TIER)

@@ -62,7 +62,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.mark.s3
-def test_spark_queries_of_failing_store_return_right_rows_or_raise(
+def test_spark_queries_of_failing_store_return_rows_of_consumer_or_raise(
     spark: SparkSession, s3_server: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket = s3_server.upload(TIER)
@@ -127,7 +127,9 @@ class DyingReader:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_task_of_killed_worker_returns_right_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_task_of_killed_worker_returns_rows_of_consumer(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     from pyspark.sql.datasource import DataSourceReader
 
     marker = tmp_path / "died"

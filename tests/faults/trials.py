@@ -6,9 +6,9 @@ and reads without Spark. It must return exactly the rows of the Kafka consumer, 
 are compared.
 
 Some faults change bytes but not their number. They are injected only into logs, where checksums
-detect them. They never flip a bit in a base offset of a compacted log, because no checksum covers
-it. Side files and manifests of plain segments have no checksum. Only TLS and the store itself
-protect them.
+detect them. These faults never flip a bit in a base offset of a compacted log, because no checksum
+covers base offsets. Side files and manifests of plain segments have no checksum. Only TLS and the
+store itself protect them.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ def _within(expected: pa.Table, plan: ScanPlan) -> pa.Table:
 
 @cache
 def unprotected(key: str) -> frozenset[int]:
-    """Returns the positions of bytes in an object in which readers cannot detect a flipped bit.
+    """Returns the positions of those bytes of an object in which readers cannot detect a flipped
+    bit.
 
     In a compacted log, these are the base offsets of the batches, because no checksum covers them.
     Other logs have no such bytes: a wrong base offset does not fit the neighboring batches.
@@ -247,8 +248,8 @@ def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
 def repeated(data: bytes, source: random.Random) -> bytes:
     """Returns a copy of `data` in which some bytes occur twice in a row.
 
-    The copy is truncated to the size of `data`. If `data` has fewer than 400 bytes, returns as many
-    bytes 0xff.
+    The copy is truncated to the size of `data`. If `data` has fewer than 400 bytes, returns the
+    same number of bytes 0xff.
     """
     if len(data) < 400:
         return data[:0] + b"\xff" * len(data)

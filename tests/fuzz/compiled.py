@@ -130,7 +130,8 @@ def _narrow_columns(data: bytes) -> str:
 def _compare_narrow(rest: bytes, column: str, all_columns: yardstick.Outcome) -> str:
     """Asserts that decoding only `column` returns the same values as decoding all columns.
 
-    It may succeed if decoding all columns fails, because it does not parse the other columns.
+    Decoding only `column` may succeed although decoding all columns fails, because it does not
+    parse the other columns.
 
     Args:
         rest: The log to decode.

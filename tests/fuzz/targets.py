@@ -72,7 +72,7 @@ class Target:
 
 
 def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: bool) -> str:
-    """Calls a parser and returns the outcome, as the module describes it.
+    """Calls a parser and returns the outcome, as described in the module docstring.
 
     Args:
         function: Parser that is called with two values: all bytes of `data` except the first one,

@@ -78,8 +78,8 @@ class World:
             and brokers, or only brokers.
         through_spark: Results of this product as a Spark data source, by storage and case. Here the
             storage can also be only the tier.
-        spark_counts: Row counts of a DataFrame of Spark's Kafka source. Its topic grows between
-            the counts.
+        spark_counts: Row counts of a DataFrame of Spark's Kafka source. The topic grows between the
+            counts.
         our_counts: The same counts for a DataFrame of this product.
     """
 

@@ -342,7 +342,7 @@ class Soak:
 
 
 def _row_values(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[RowValues]:
-    """Converts a batch to rows that can be compared with those of a consumer.
+    """Converts a batch to rows that can be compared with the rows of a consumer.
 
     Values have the same types as in `Row`: timestamps are milliseconds, headers are tuples.
     """

@@ -67,7 +67,7 @@ def elect_unclean(
         partition: Number of the partition.
 
     Returns:
-        Two values: the node id of the old leader and that of the new leader.
+        Two values: the node ids of the old and the new leader.
     """
     old = cluster.admin.leader(topic, partition)
     (new,) = {number for number in cluster.replica_nodes() if number != old}

@@ -292,7 +292,9 @@ def test_dump_log_segments_reports_wrong_offset_in_index(tmp_path: Path) -> None
     assert any("Mismatches" in line for line in dump.complaints)
 
 
-def test_dump_log_segments_decodes_batches_compressed_like_other_clients_do(tmp_path: Path) -> None:
+def test_dump_log_segments_decodes_batches_compressed_as_by_non_java_clients(
+    tmp_path: Path,
+) -> None:
     rows = [SimpleRecord(f"value{number}".encode() * 40) for number in range(9)]
     names: dict[str, str] = {}
     for codec in ("gzip", "snappy", "lz4", "zstd"):

@@ -147,7 +147,7 @@ def test_scan_after_delete_records_starts_at_new_log_start_even_inside_a_batch(
 
 
 @pytest.mark.parametrize("has_tier", [True, False])
-def test_scan_raises_error_or_skips_rows_deleted_by_delete_records_during_it(
+def test_rows_deleted_by_delete_records_during_scan_raise_error_or_are_skipped(
     cluster: Cluster, filler: Filler, has_tier: bool
 ) -> None:
     topic = f"passed-{has_tier}".lower()
@@ -181,7 +181,7 @@ def test_scan_raises_error_or_skips_rows_deleted_by_delete_records_during_it(
         assert missing
 
 
-def test_scan_raises_error_or_skips_rows_deleted_by_retention_during_it(
+def test_rows_deleted_by_retention_during_scan_raise_error_or_are_skipped(
     cluster: Cluster, filler: Filler
 ) -> None:
     cluster.admin.create_topic("short")
@@ -257,7 +257,7 @@ def _open(filler: Filler, producer: Producer, partition: int) -> None:
 
 
 def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends records until two more segments are closed."""
+    """Sends records until two additional segments are closed."""
     newest = cluster.admin.local_bases(1, TOPIC, partition)[-1]
     for _ in range(2):
         previous = newest

@@ -1,7 +1,7 @@
 """Tests scans of the tier and the disks of a stopped cluster.
 
-The rows must equal those that a consumer received before the stop. With the option `endOfLog`, they
-must equal those of the restarted cluster.
+The rows must equal the rows that a consumer received before the stop. With the option `endOfLog`,
+they must equal the rows of the restarted cluster.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def test_partition_missing_on_disks_raises_data_loss_error(
     assert rows
 
 
-def test_disks_with_other_topic_id_raise_invalid_option_error(
+def test_different_topic_ids_in_tier_and_on_disks_raise_invalid_option_error(
     stopped_cluster: StoppedCluster, tmp_path: Path
 ) -> None:
     shutil.copytree(stopped_cluster.logs, tmp_path / "logs")

@@ -63,7 +63,7 @@ def test_table_without_rows_shows_its_header() -> None:
     assert Table("Nothing", (), ()).text() == "Nothing"
 
 
-def test_description_and_plan_are_aligned_tables() -> None:
+def test_description_and_plan_are_shown_as_aligned_tables() -> None:
     title, *lines = shown(kts_source.describe(tier_options("txn", **SECRETS)))
     assert title == "Tier"
     assert lines[1].split()[:4] == ["txn-0", "0", "3,963", "3,675"]
@@ -77,7 +77,7 @@ def test_description_and_plan_are_aligned_tables() -> None:
     assert len(repr(plan.tasks[0])) < 200
 
 
-def test_audit_is_two_aligned_tables() -> None:
+def test_audit_report_is_shown_as_two_aligned_tables() -> None:
     lines = shown(kts_source.audit(tier_options("crashed", **SECRETS)))
     assert lines[0].startswith("Audit at level metadata: 0 errors, 3 findings")
     blank = lines.index("")
@@ -96,7 +96,7 @@ def test_scan_shows_its_options() -> None:
     assert (facts["columns"], facts["limit"]) == ("key", "3")
 
 
-def test_search_shows_no_keys_and_the_certificate_its_counts() -> None:
+def test_search_hides_its_keys_and_certificate_shows_counts() -> None:
     search = kts_source.find(tier_options("txn", **SECRETS), keys=["k112", "the-key-of-a-person"])
     before = shown(search)
     assert "not read" in before[-1]
@@ -111,7 +111,7 @@ def test_search_shows_no_keys_and_the_certificate_its_counts() -> None:
     assert "Searched offsets" in search.certificate._repr_html_()
 
 
-def test_backfill_report_is_its_text(tmp_path: Path) -> None:
+def test_backfill_report_is_shown_as_text(tmp_path: Path) -> None:
     target = tmp_path / "table"
     source = tier_options("txn")
     report = kts_source.backfill(None, source=source, target=target, progress=False)

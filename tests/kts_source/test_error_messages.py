@@ -459,21 +459,18 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
         "StoreNotFoundError: the folder does not exist [object file://TIER/missing/]"
     ),
     read_empty_folder: (
-        "TierNotFoundError: no tier at file://TIER/: looked for folders named"
-        " <topic>-<topic id>/ of layout 'aiven'. Check 'path', and 'keyPrefix' (the"
-        " plugin's key.prefix, with its slash if it has one)"
+        "TierNotFoundError: no tier at file://TIER/: searched for folders"
+        " <topic>-<topic id>/ of layout 'aiven'. Check option 'path', and option 'keyPrefix',"
+        " which is the plugin's key.prefix with its slash if it has one"
     ),
     read_without_key_prefix: (
-        "TierNotFoundError: no tier at file://TIER/: looked for folders named"
-        " <topic>-<topic id>/ of layout 'aiven'. Check 'path', and 'keyPrefix' (the"
-        " plugin's key.prefix, with its slash if it has one); did you mean keyPrefix"
-        " 'tiered/'?"
+        "TierNotFoundError: no tier at file://TIER/: searched for folders"
+        " <topic>-<topic id>/ of layout 'aiven'; did you mean keyPrefix 'tiered/'?"
     ),
     read_with_wrong_layout: (
-        "TierNotFoundError: no tier at file://TIER/: looked for folders named"
-        " <topic>-<topic id>/ of layout 'aiven'. Check 'path', and 'keyPrefix' (the"
-        " plugin's key.prefix, with its slash if it has one); did you mean keyPrefix"
-        " 'kafka-tiered-storage/'?"
+        "TierNotFoundError: no tier at file://TIER/: searched for folders"
+        " <topic>-<topic id>/ of layout 'aiven'; the objects have layout"
+        " 'local-tiered-storage': set layout=local-tiered-storage"
     ),
     read_topic_with_two_ids: (
         "InvalidOptionError: topic 'orders' has several topic ids"

@@ -152,10 +152,10 @@ def test_object_names_are_escaped_in_logs_and_commands(
             ["topics", *tier_arguments],
             ["topics", *tier_arguments, "--json"],
             ["segments", *tier_arguments],
-            ["plan", *tier_arguments, "--failOnDataLoss", "false"],
+            ["plan", *tier_arguments, "--no-fail-on-data-loss"],
             ["audit", *tier_arguments],
             ["audit", *tier_arguments, "--json"],
-            ["report", *tier_arguments, "-o", str(tmp_path / "x.html")],
+            ["report", *tier_arguments, "--output", str(tmp_path / "x.html")],
         ):
             main(command)
     out, err = capsys.readouterr()

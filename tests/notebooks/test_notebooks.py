@@ -1,23 +1,25 @@
-"""Runs every notebook on the sample tier and checks its output."""
+"""Runs every notebook on the sample shop and checks its output."""
 
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 from typing import TYPE_CHECKING
 
 import nbformat
+import pandas as pd
 import pytest
 
-from tests.golden_data import expected_table, partition_summaries
+from segment_format.testing.sample_shop import SampleShop
 from tools.run_notebooks import NOTEBOOKS, executed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+HISTORY_MONTHS = 60
+LOST = "2023-07"
 
 
 def read(name: str) -> nbformat.NotebookNode:
@@ -37,16 +39,67 @@ def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
                 yield from output.get("data", {}).items()
 
 
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Returns the orders of the shop, three months longer than its history, as produced."""
+    shop = SampleShop(str(tmp_path_factory.mktemp("shop")))
+    shop.tier_months(HISTORY_MONTHS + 3)
+    return pd.DataFrame(
+        {
+            **json.loads(row.value or b""),
+            "month": pd.Timestamp(row.timestamp, unit="ms").strftime("%Y-%m"),
+        }
+        for (topic, _), log in shop.logs.items()
+        if topic == "orders"
+        for row in log.build().all_rows
+    )
+
+
+def check_first_look(text: str, orders: pd.DataFrame) -> None:
+    history = orders[orders["month"] < "2026"]
+    lost = history[history["month"] == LOST]
+    assert f"{len(history):,} orders, {len(history) - len(lost):,} payments" in text
+    assert f"{len(lost)} orders without a payment, from" in text
+    assert f"{lost['amount'].sum():,.2f} in total" in text
+    assert "error: hole at payments-0" in text
+
+
+def check_backfill(text: str, orders: pd.DataFrame) -> None:
+    history, january = (orders["month"] < "2026").sum(), (orders["month"] == "2026-01").sum()
+    assert f"first night {history:,} rows, second 0, third {january:,}" in text
+    assert re.search(r"\d+ tasks.*\$", text, re.DOTALL), "no cost"
+
+
+def check_customer(text: str, orders: pd.DataFrame) -> None:
+    of_customer = orders[(orders["month"] < "2026") & (orders["customer"] == "c007")]
+    lost = (of_customer["month"] == LOST).sum()
+    assert f"{2 * len(of_customer) - lost} records of " in text
+    assert "complete: False" in text
+    assert "payments-0 [" in text
+    assert f"{len(of_customer)} orders, complete: True" in text
+
+
+def check_live(text: str, orders: pd.DataFrame) -> None:
+    assert f"{(orders['month'] < '2026').sum():,} orders of five years" in text
+    for number, name in enumerate(("January", "February", "March"), 1):
+        assert f"{name}: {(orders['month'] == f'2026-{number:02}').sum():,} orders" in text
+    assert f"{len(orders):,} rows, 0 twice, 0 missing" in text
+    assert re.search(r'^\{"orders": .*\}$', text, re.MULTILINE), "no offsets to hand over"
+
+
+CHECKS = {
+    "01_first_look_at_a_tier.ipynb": check_first_look,
+    "02_five_years_of_orders_into_delta.ipynb": check_backfill,
+    "03_one_customers_records.ipynb": check_customer,
+    "04_from_history_to_live.ipynb": check_live,
+}
+
+
 def test_notebook_folder_contains_expected_files() -> None:
-    assert NAMES == [
-        "01_read_a_topic.ipynb",
-        "02_backfill_to_delta.ipynb",
-        "03_from_history_to_live.ipynb",
-        "04_typed_topic.ipynb",
-    ]
+    assert {path.name for path in NOTEBOOKS.glob("*.ipynb")} == set(CHECKS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHECKS)
 def test_stored_notebooks_have_outputs_without_local_paths(name: str) -> None:
     notebook = read(name)
     nbformat.validate(notebook)
@@ -58,65 +111,36 @@ def test_stored_notebooks_have_outputs_without_local_paths(name: str) -> None:
     assert not [text for text in texts if re.search(r"/(tmp|root|home|work|Users)/", text)]
 
 
+@pytest.mark.parametrize("name", CHECKS)
+def test_notebooks_depend_only_on_their_configuration(name: str) -> None:
+    code = [cell.source for cell in read(name).cells if cell.cell_type == "code"]
+    assert "FOLDER = " in code[0]
+    later = "\n".join(code[1:])
+    assert not re.search(r"\bFOLDER = |^TIER = |\.\./|getOrCreate", later, re.MULTILINE)
+    assert not re.search(r"\b(subprocess|tempfile|signal|environ)\b", "\n".join(code))
+
+
+@pytest.mark.parametrize(("name", "check"), CHECKS.items())
+def test_stored_outputs_agree_with_the_shop(
+    name: str, check: Callable[[str, pd.DataFrame], None], orders: pd.DataFrame
+) -> None:
+    check("\n".join(text for kind, text in outputs(read(name)) if kind == "text/plain"), orders)
+
+
 @pytest.mark.notebook
 @pytest.mark.timeout(230)
 # Warnings of Jupyter's client and its sockets.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:unclosed:ResourceWarning")
-@pytest.mark.parametrize("name", NAMES)
-def test_notebook_runs_without_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "check"), CHECKS.items())
+def test_notebook_runs_without_errors(
+    name: str,
+    check: Callable[[str, pd.DataFrame], None],
+    orders: pd.DataFrame,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    shown = list(outputs(executed(NOTEBOOKS / name)))
-    kinds = {kind for kind, _ in shown}
-    assert "image/png" in kinds, "no plot"
-    text = "\n".join(value for kind, value in shown if kind == "text/plain")
-    if name == "01_read_a_topic.ipynb":
-        partitions = partition_summaries("txn").values()
-        for level in ("read_committed", "read_uncommitted"):
-            rows = sum(partition[f"rows_in_tier_{level}"] for partition in partitions)
-            assert f"'{level}': {rows}" in text
-        assert f"|{expected_table('codecs', 'read_committed').num_rows:>5}|" in text
-    if name == "02_backfill_to_delta.ipynb":
-        assert re.search(r"\d+ tasks.*\$", text, re.DOTALL), "no cost"
-        first_run = re.search(r"([\d,]+) rows after the kill", text)
-        assert first_run is not None
-        total = sum(
-            expected_table(topic, "read_committed").num_rows for topic in ("timeline", "txn")
-        )
-        remaining = total - int(first_run[1].replace(",", ""))
-        assert 0 < remaining < total, "nothing was interrupted"
-        assert f"{total:,} rows, of them {remaining:,} by the second run" in text
-        assert "once more: 0 rows" in text
-        assert sum(kind == "image/png" for kind, _ in shown) == 2
-    if name == "03_from_history_to_live.ipynb":
-        batches = [int(count) for count in re.findall(r"(\d+) batches of", text)]
-        assert len(batches) == 2
-        assert batches[0] > 1
-        assert batches[1] > 0
-        assert "lag at the end: 0" in text
-        expected = expected_table("txn", "read_committed")
-        assert f"{expected.num_rows} rows, 0 twice, 0 missing" in text
-        handed_over = re.search(r'^\{"txn": .*\}$', text, re.MULTILINE)
-        assert handed_over is not None, "no offsets to hand over"
-        ends = json.loads(handed_over[0])["txn"]
-        last = expected.group_by("partition").aggregate([("offset", "max")]).to_pylist()
-        assert {str(row["partition"]) for row in last} == set(ends)
-        assert all(ends[str(row["partition"])] > row["offset_max"] for row in last)
-    if name == "04_typed_topic.ipynb":
-        # The same random orders as in the notebook.
-        random_source = random.Random(4)
-        large: dict[str, list[tuple[float, bool]]] = {}
-        for number in range(4000):
-            country = random_source.choice(["CH", "CH", "DE", "FR"])
-            amount = round(random_source.expovariate(1 / 60), 2)
-            coupon = random_source.choice([None, "WELCOME"])
-            if amount > 100:
-                # The first half was written before orders had coupons.
-                has_coupon = coupon is not None and number >= 2000
-                large.setdefault(country, []).append((amount, has_coupon))
-        for country, orders in large.items():
-            total = round(sum(amount for amount, _ in orders), 2)
-            coupons = sum(has_coupon for _, has_coupon in orders)
-            row = rf"\| +{country}\| +{len(orders)}\| *{total}\| +{coupons}\|"
-            assert re.search(row, text), row
-        assert " |-- user: struct (nullable = true)\n |    |-- id: long" in text
+    shown = list(outputs(executed(NOTEBOOKS / name, tmp_path)))
+    assert "image/png" in {kind for kind, _ in shown}, "no plot"
+    check("\n".join(text for kind, text in shown if kind == "text/plain"), orders)

@@ -324,7 +324,7 @@ def test_timestamp_beyond_microseconds_raises(millis: int) -> None:
     assert batch.num_rows == 1
 
 
-def test_batch_without_columns_has_the_right_number_of_rows() -> None:
+def test_batch_without_columns_has_one_row_per_record() -> None:
     (batch,) = iter_arrow(three_batches(), columns=())
     assert batch.num_rows == 15
     assert batch.num_columns == 0

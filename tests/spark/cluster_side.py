@@ -18,7 +18,7 @@ MASTER = "local-cluster[2,1,1024]"
 
 
 def main(folder: str, reads: dict[str, dict[str, str]]) -> None:
-    """Reads every topic into `folder` and records the number of executors there."""
+    """Reads every topic into `folder`. Also writes the number of executors to `folder`."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",

@@ -162,7 +162,7 @@ class Query:
         return f"{self.kill(driver, source)} after batch {self.batches}"
 
     def kill(self, driver: subprocess.Popen[str], source: random.Random) -> str:
-        """Kills a random process of the query, and then the others.
+        """Kills a random process of the query, and then its other processes.
 
         Returns:
             The kind of the killed process, or "it had ended" if the query was not running.

@@ -63,7 +63,9 @@ def test_batch_decodes_avro(spark: SparkSession, tier: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_sql_sums_of_decoded_fields_are_right(spark: SparkSession, tier: dict[str, str]) -> None:
+def test_sums_of_decoded_fields_in_sql_match_sums_in_python(
+    spark: SparkSession, tier: dict[str, str]
+) -> None:
     options = as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country,amount"})
     frame = load(spark, tier | options)
     assert frame.count() == 30

@@ -149,7 +149,7 @@ def test_worker_of_spark_controls_garbage_collector(
         ("pyspark.daemon", "4.1.1", "off"),
     ],
 )
-def test_process_that_is_no_known_worker_does_not_control_garbage_collector(
+def test_unknown_process_does_not_control_garbage_collector(
     monkeypatch: pytest.MonkeyPatch,
     collector_calls: list[str],
     module: str,

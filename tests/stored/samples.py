@@ -142,6 +142,7 @@ class TableSample:
             }
         if self.dead_letters:
             arguments["dead_letters"] = f"{self.name}/dead_letters"
+            arguments["max_rejected"] = "100%"
         return arguments
 
 

@@ -128,7 +128,7 @@ def test_damaged_cache_entries_are_refilled(sample: ScanSample, tmp_path: Path) 
     assert_same_rows(scan_rows(cached_options(sample, tmp_path)), expected_rows(sample))
 
 
-def test_cache_entries_of_another_version_are_not_used(
+def test_cache_entries_of_another_object_version_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store has other objects with the keys and chunk positions of the cached objects.

@@ -135,7 +135,7 @@ def test_backfill_continues_typed_dead_letters(
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
-def test_backfill_of_stored_table_with_other_value_options_raises(
+def test_backfill_with_other_value_options_than_the_stored_table_raises(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)

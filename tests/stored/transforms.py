@@ -1,7 +1,7 @@
-"""Transforms that stored tables were begun with.
+"""Transforms with which the stored tables were first exported.
 
-A table knows them by their names and their source text, so nothing in this file may ever change,
-not even a blank within a function or a class: new ones go below.
+A table stores a digest of the name and the source text of its transform. So never change a function
+or class in this file, not even a blank. Add new transforms at the end.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ versions:
     kts/<export>/topics/<name>         digest of the topic's last id
     kts/<export>/rows/<topic>/<partition>, …/restarts
                                        rows of all commits; how often the topic was created again
+    kts/<export>/replayed/<id>         1 for each replayed file of dead letters
     kts/<export>/letters               number of the list of dead letters of the last commit
                                        that had dead letters
 
@@ -19,8 +20,8 @@ A commit is written as the version right after the compared snapshot, so no othe
 between. The entry `kts` in its `commitInfo` identifies the export in the history.
 
 delta-rs does not check partition columns and constraints of added files. So an export accepts a
-table only if plain files with column bounds satisfy all its requirements for writers. For any other
-table it raises an error that names the required feature. Source: PROTOCOL.md of Delta,
+table only if plain files with column bounds satisfy all requirements of the table for writers. For
+any other table it raises an error that names the required feature. Source: PROTOCOL.md of Delta,
 "Requirements for Writers" and "Table Features".
 """
 
@@ -31,6 +32,7 @@ import logging
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -57,6 +59,7 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
+    replay_id,
     without_other_exports,
 )
 from kts_source.export.tables.target_store import open_target
@@ -77,7 +80,7 @@ log = logging.getLogger(__name__)
 
 RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
 _MAX_HISTORY: Final = 256
-"""Number of newest versions whose commits are read to find other exports."""
+"""Number of newest versions whose commits are read to find other exports and texts of settings."""
 _UNKNOWN_EPOCH: Final = -1
 
 
@@ -167,6 +170,12 @@ class DeltaExportTable(ExportTable):
                 " Export into another table",
                 uri=self._uri,
             )
+        others = cache(lambda: self._other_exports(snapshot))
+
+        def holder(key: PartitionKey) -> str | None:
+            held = (name for name in others() if _Transactions(snapshot, name).get(key) is not None)
+            return min(held, default=None)
+
         return TableState(
             transactions,
             fingerprint,
@@ -176,7 +185,31 @@ class DeltaExportTable(ExportTable):
             transactions.topic_id,
             lambda: _rollback_of(_history(self._target, snapshot.version()), export_id),
             transactions.counts,
+            lambda: self._rule_texts(snapshot),
+            holder,
+            lambda name: transactions.version(f"replayed/{replay_id(name)}") is not None,
         )
+
+    def _rule_texts(self, snapshot: DeltaTable) -> Mapping[str, str]:
+        """Returns the settings in the newest commit of this export that is still in the log."""
+        for entry in islice(_history(self._target, snapshot.version()), _MAX_HISTORY):
+            details = _details(entry)
+            if details.get("exportId") == self._settings.export_id:
+                rules: dict[str, str] = details.get("rules", {})
+                return rules
+        return {}
+
+    def _other_exports(self, snapshot: DeltaTable) -> frozenset[str]:
+        """Returns the ids of other exports into the table.
+
+        The library cannot list `txn` actions, so this uses files and commits. An export is not
+        found if others have rewritten its files and its commits have expired.
+        """
+        paths = (key.split("/") for key in self._committed_keys(snapshot))
+        ids = {path[1] for path in paths if path[0] == "kts" and len(path) > 2}
+        entries = islice(_history(self._target, snapshot.version()), _MAX_HISTORY)
+        ids |= {str(_details(entry).get("exportId", "")) for entry in entries}
+        return frozenset(ids - {"", self._settings.export_id})
 
     def _check(self, snapshot: DeltaTable) -> None:
         there = snapshot.metadata().partition_columns
@@ -310,6 +343,7 @@ class DeltaExportTable(ExportTable):
             versions[f"topics/{advance.topic}"] = digest_number(advance.key.topic_id)
         for key, newest_ms in commit.newest_ms.items():
             versions[f"{_name(key)}/newest"] = newest_ms
+        versions |= {f"replayed/{replay_id(name)}": 1 for name in commit.replayed}
         if commit.letters is not None:
             versions["letters"] = commit.letters
         for (topic, partition), count in commit.counts.items():

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import threading
 import time
@@ -39,7 +40,7 @@ from kts_source.errors import (
     UnsupportedTargetError,
 )
 from kts_source.export.dead_letters import publish_dead_letters
-from kts_source.export.fingerprint import check_fingerprint
+from kts_source.export.fingerprint import check_fingerprint, digest_number
 from kts_source.export.ranges import OffsetRange, PartitionKey, advance_ranges
 from kts_source.export.row_schema import unite_schemas
 from kts_source.export.settings import ADD_FIELDS
@@ -48,7 +49,7 @@ from kts_source.export.task import WriteTarget
 from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
-from kts_source.store.storage_options import secret_values
+from kts_source.store.storage_options import expiry_advice, secret_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -82,6 +83,7 @@ _RENEW_SECONDS: Final = 60.0
 _LEASE_SECONDS: Final = 600.0
 STATE_VERSION: Final = 2
 """Version of what an export records in its table. Version 1 was never released."""
+_EXPIRED: Final = re.compile("ExpiredToken|TokenRefreshRequired")
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
@@ -117,6 +119,10 @@ class TableState:
         rollback: Returns a message if the table was restored to a state before commits of this
             export; otherwise `None`.
         counts: Returns the number of rows that all commits wrote for a partition.
+        rule_texts: Returns texts of settings for messages, if `fingerprint` has only digests.
+        holder: Returns the id of another export that has offsets of a partition in the table;
+            otherwise `None`.
+        is_replayed: Returns True if the rows of a file of dead letters are in the table.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -127,6 +133,9 @@ class TableState:
     topic_id: Callable[[str], str | None] = lambda _topic: None
     rollback: Callable[[], str | None] = lambda: None
     counts: RowCounts = lambda _topic, _partition: None
+    rule_texts: Callable[[], Mapping[str, str]] = dict[str, str]
+    holder: Callable[[PartitionKey], str | None] = lambda _key: None
+    is_replayed: Callable[[str], bool] = lambda _name: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +173,12 @@ class Commit:
             if the table has other files. `None` = add files without replacing any.
         newest_ms: Timestamp of the newest record of each partition in ms; only for a compaction.
         letters: Number of the commit's list of dead letters. The table records only one number, so
-            it publishes the previous list before it replaces the number.
+            the previous list is published before the commit replaces its number.
         typed: Names of decoded columns. `schema` may have fields in them that the table lacks.
+        replayed: Names of the files of dead letters whose rows the commit adds.
         counts: Number of rows of each partition of the commit, including earlier commits.
             `ExportTable.commit` sets it.
-        commit_id: Id that the table records. If the response to the commit is lost, it shows
+        commit_id: Id that the table records. If the response to the commit is lost, this id shows
             whether the table has the commit.
     """
 
@@ -181,6 +191,7 @@ class Commit:
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     letters: int | None = None
     typed: tuple[str, ...] = ()
+    replayed: tuple[str, ...] = ()
     counts: Mapping[Owner, RowCount] = field(default_factory=dict[Owner, RowCount])
     commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -310,6 +321,9 @@ class ExportTable(ABC):
                 state = self._checked_state(snapshot, commit.fingerprint)
             if commit.base is not None:
                 self._check_base(commit.base, snapshot, state)
+            if not self._settings.second_copy:
+                check_holders(state, {a.key: a.topic for a in commit.advances}, self._uri)
+            check_replayed(state, commit.replayed, self._uri)
             moved = advance_ranges(state.committed, commit.advances)
             if commit.letters is not None:
                 publish_dead_letters(self._settings, state.letters)
@@ -342,7 +356,7 @@ class ExportTable(ABC):
         )
 
     def remove(self, orphans: Sequence[ObjectInfo]) -> None:
-        """Deletes the files in `orphans`, except those that were committed since they were
+        """Deletes the files in `orphans`, except files that were committed after `orphans` was
         listed.
         """
         for orphan in self._unknown_files(orphans):
@@ -448,7 +462,7 @@ class ExportTable(ABC):
         state = self._state(snapshot)
         # Compare the settings first, because their error message is clearer than an error about
         # partitions.
-        check_fingerprint(state.fingerprint, rules)
+        check_fingerprint(state.fingerprint, rules, state.rule_texts)
         self._check(snapshot)
         return state
 
@@ -492,7 +506,53 @@ class ExportTable(ABC):
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
-        return kind(f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri)
+        reason = scrub(f"{type(error).__name__}: {error}", hidden)
+        if _EXPIRED.search(reason):
+            reason += f". {expiry_advice(self._settings.storage.reveal(), os.environ)}"
+        return kind(f"{text}: {reason}", uri=self._uri)
+
+
+def check_holders(state: TableState, topics: Mapping[PartitionKey, str], uri: str) -> None:
+    """Checks that no other export has written the same partitions into the table. Their rows would
+    be in the table twice.
+
+    Args:
+        state: State of this export. Partitions that it has written already are not checked.
+        topics: Name of the topic of each partition to write.
+        uri: The table, for the message.
+
+    Raises:
+        ExportError: Another export has written one of the partitions.
+    """
+    for key, topic in topics.items():
+        is_own = state.committed.get(key) is not None
+        holder = None if is_own else state.holder(key)
+        if holder is not None:
+            raise ExportError(
+                f"the export {holder!r} has written this partition into the table already, so"
+                f" the table would have its rows twice. Set export_id={holder!r} to continue that"
+                " export, or export into another table. Set second_copy=True only if you want all"
+                " rows a second time",
+                topic=topic,
+                partition=key.partition,
+                uri=uri,
+            )
+
+
+def replay_id(name: str) -> str:
+    """Returns the id under which a table records a replayed file of dead letters."""
+    return f"{digest_number(name):016x}"
+
+
+def check_replayed(state: TableState, names: Iterable[str], uri: str) -> None:
+    """Raises `CommitConflictError` if a file of dead letters in `names` was replayed already."""
+    for name in names:
+        if state.is_replayed(name):
+            raise CommitConflictError(
+                f"the dead letters in {name} are in the table already: another run replayed them in"
+                " the meantime. Run again to replay the other files",
+                uri=uri,
+            )
 
 
 def check_state_version(version: object, uri: str) -> None:
@@ -516,6 +576,10 @@ def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
     for file in commit.files:
         rows[file.topic, file.partition] += file.rows
     changed: dict[Owner, RowCount] = {}
+    advanced = {(advance.topic, advance.key.partition) for advance in commit.advances}
+    for owner in rows.keys() - advanced:  # replayed rows of offsets that the table records already
+        known = counts(*owner) or RowCount(0)
+        changed[owner] = RowCount(known.rows + rows[owner], known.restarts)
     for advance in commit.advances:
         owner = (advance.topic, advance.key.partition)
         before = counts(*owner)
@@ -534,8 +598,8 @@ def without_other_exports(
     """Drops the files of other exports. `folder` is the folder that contains a subfolder for each
     export.
 
-    Returns three values: the other files; True if other exports wrote files; True if a writer that
-    is no export wrote files.
+    Returns three values: the remaining files; True if other exports wrote files; True if a writer
+    that is no export wrote files.
     """
     kept: list[DataFile] = []
     has_other_exports = is_rewritten = False

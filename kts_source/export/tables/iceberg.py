@@ -12,6 +12,7 @@ snapshots expire:
     counts                             JSON: rows of all commits, by topic and partition
     commit                             last commit, `commit id@ms`
     letters                            number of the newest list of dead letters
+    replayed                           ids of replayed files of dead letters
 
 The properties are set in the transaction that adds the files. Every commit adds a snapshot, even if
 it has no files. The commit fails unless the catalog still has the snapshot, schema and partitioning
@@ -26,15 +27,10 @@ mapping and the settings of bounds before it reads a row. It adds files like PyI
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -58,30 +54,32 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
+    replay_id,
     without_other_exports,
 )
+from kts_source.export.tables.iceberg_library import (
+    CHECKSUMS_WHEN_REQUIRED,
+    COLUMN_METRICS,
+    PinnedCatalog,
+    add_files,
+)
 from kts_source.libraries import errors_only
-from kts_source.store.storage_options import CHECKSUM_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import pyarrow.parquet as pq
     from pyiceberg.catalog import Catalog
-    from pyiceberg.manifest import DataFile as IcebergFile
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import CommitTableResponse, Table, Transaction
+    from pyiceberg.table import Table
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.table.snapshots import Snapshot
-    from pyiceberg.table.update import TableRequirement, TableUpdate
-    from pyiceberg.types import NestedField, StructType
 
     from kts_source.export.partitioning import PartitionField
     from kts_source.export.settings import ExportSettings
 
 _NO_RETRIES: Final = "commit.retry.num-retries"
-_COLUMN_METRICS: Final = "write.metadata.metrics."
 _RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+):(?P<epoch>\d*)")
+_OFFSETS: Final = re.compile(r"kts\.(?P<export_id>[^.]+)\.(?P<topic_id>.+)\.(?P<partition>\d+)")
+"""Name of a property with the offsets of a partition."""
 _CLOCK_SKEW_MS: Final = 60_000
 
 
@@ -185,7 +183,19 @@ class IcebergExportTable(ExportTable):
             topics.get,
             lambda: _rollback_of(snapshot, own.get("commit", "")),
             lambda topic, partition: counts.get((topic, partition)),
+            holder=self._holders(snapshot).get,
+            is_replayed=lambda name: replay_id(name) in own.get("replayed", "").split(","),
         )
+
+    def _holders(self, snapshot: Table) -> dict[PartitionKey, str]:
+        """Returns the partitions of other exports in the table, and the id of their export."""
+        holders: dict[PartitionKey, str] = {}
+        for name, text in snapshot.properties.items():
+            if not name.startswith(self._own) and (match := _OFFSETS.fullmatch(name)):
+                key = PartitionKey(match["topic_id"], int(match["partition"]))
+                if _RANGE.fullmatch(text):
+                    holders[key] = match["export_id"]
+        return holders
 
     def _properties(self, snapshot: Table) -> dict[str, str]:
         """Returns the properties of this export, without the prefix `kts.<export>.`."""
@@ -207,8 +217,7 @@ class IcebergExportTable(ExportTable):
                     f"the table has files of the export {export_id!r}, but its properties"
                     f" kts.{export_id}.… are missing. They record which offsets are in these"
                     " files, so all rows would be written again. Set the properties again, or"
-                    " export into another table. With another export_id, all rows are written"
-                    " again and the table keeps these files, too",
+                    " export into another table",
                     uri=self._uri,
                 )
 
@@ -413,6 +422,9 @@ class IcebergExportTable(ExportTable):
             properties[f"{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}:{epoch}"
         for key, newest_ms in commit.newest_ms.items():
             properties[f"{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
+        if commit.replayed:
+            ids = map(replay_id, commit.replayed)
+            properties["replayed"] = ",".join((*filter(None, [own.get("replayed")]), *ids))
         if commit.letters is not None:
             properties["letters"] = str(commit.letters)
         return {f"{self._own}{name}": text for name, text in properties.items()}
@@ -431,7 +443,7 @@ class IcebergExportTable(ExportTable):
         schema = table.schema()
         names = {schema.find_column_name(number): number for number in schema.field_ids}
         return {
-            f"{_COLUMN_METRICS}column.{name}": "none"
+            f"{COLUMN_METRICS}column.{name}": "none"
             for name, number in names.items()
             if isinstance(schema.find_type(number), times) and name not in days
         }
@@ -459,8 +471,9 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     """Checks a table before any row is read.
 
     Raises:
-        UnsupportedTargetError: The table is partitioned by other columns. Or readers of the table
-            could not find columns or partition values in the export's files.
+        UnsupportedTargetError: The table has other partition columns than `partition_by`, its
+            format version is not supported, or readers of the table could not find columns or
+            partition values in the export's files.
     """
     if table.format_version > _MAX_FORMAT:
         raise UnsupportedTargetError(
@@ -480,11 +493,11 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     if there != asked:
         raise partitioning_error(", ".join(there), ", ".join(asked), uri)
     for field in partition_by:
-        default = table.properties.get(f"{_COLUMN_METRICS}default", "")
-        mode = table.properties.get(f"{_COLUMN_METRICS}column.{field.column}", default)
+        default = table.properties.get(f"{COLUMN_METRICS}default", "")
+        mode = table.properties.get(f"{COLUMN_METRICS}column.{field.column}", default)
         if mode.strip().lower() in ("none", "counts"):
             raise UnsupportedTargetError(
-                f"the table records no bounds of column {field.column} ({_COLUMN_METRICS}… ="
+                f"the table records no bounds of column {field.column} ({COLUMN_METRICS}… ="
                 f" {mode}), but an export takes partition values from these bounds. Unset the"
                 " property, or export into another table",
                 uri=uri,
@@ -511,227 +524,6 @@ def _nested_fields(
         for name in field.names:
             yield f"{prefix}{name}", field.field_id
             yield from _nested_fields(field.fields, f"{prefix}{name}.")
-
-
-# -- use of PyIceberg
-
-
-class _ChecksumsWhenRequired:
-    """Context manager that sets the AWS checksum variables to `when_required`. They stay set while
-    at least one thread is inside the context.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._users = 0
-        self._added: tuple[str, ...] = ()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                # Do not change variables that the user has set.
-                self._added = tuple(name for name in CHECKSUM_VARIABLES if name not in os.environ)
-                os.environ.update(dict.fromkeys(self._added, "when_required"))
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                for name in self._added:
-                    os.environ.pop(name, None)
-
-
-CHECKSUMS_WHEN_REQUIRED: Final = _ChecksumsWhenRequired()
-"""Context for calls of PyIceberg that may open a store.
-
-Stores other than AWS may reject the headers `x-amz-checksum-*`. PyIceberg's file systems have no
-setting for them, but follow the environment variables of the AWS SDKs.
-"""
-
-
-class PinnedCatalog:
-    """Wraps a catalog. It commits only if the table is still in the state that was loaded.
-
-    PyIceberg checks this in its first attempt, but not when it retries.
-    """
-
-    def __init__(self, table: Table) -> None:
-        from pyiceberg.table.update import (
-            AssertCurrentSchemaId,
-            AssertDefaultSpecId,
-            AssertRefSnapshotId,
-            AssertTableUUID,
-        )
-
-        self._catalog = table.catalog
-        loaded = table.metadata
-        self._required: tuple[TableRequirement, ...] = (
-            AssertTableUUID(uuid=loaded.table_uuid),
-            AssertRefSnapshotId.model_validate(
-                {"ref": "main", "snapshot-id": loaded.current_snapshot_id}
-            ),
-            AssertCurrentSchemaId.model_validate({"current-schema-id": loaded.current_schema_id}),
-            AssertDefaultSpecId.model_validate({"default-spec-id": loaded.default_spec_id}),
-        )
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any attribute of a catalog
-        return getattr(self._catalog, name)
-
-    def commit_table(
-        self,
-        table: Table,
-        requirements: tuple[TableRequirement, ...],
-        updates: tuple[TableUpdate, ...],
-    ) -> CommitTableResponse:
-        """See `Catalog.commit_table`."""
-        return self._catalog.commit_table(table, (*self._required, *requirements), updates)
-
-
-_THREADS: Final = 16
-_COLUMN: Final = "column"
-_FIRST_SURROGATE: Final = 0xD800
-_AFTER_SURROGATES: Final = 0xE000
-
-
-def add_files(
-    table: Table, transaction: Transaction, paths: Sequence[str], properties: Mapping[str, str]
-) -> None:
-    """Adds a snapshot with the data files `paths` and the summary `properties`, even without files.
-
-    Raises:
-        ValueError: The columns of a file do not fit the table.
-    """
-    from pyiceberg.table import TableProperties
-
-    if transaction.table_metadata.name_mapping() is None:
-        mapping = transaction.table_metadata.schema().name_mapping
-        transaction.set_properties(
-            {TableProperties.DEFAULT_NAME_MAPPING: mapping.model_dump_json()}
-        )
-    with ThreadPoolExecutor(_THREADS, "kts-iceberg") as pool:
-        data_files = list(pool.map(lambda path: _data_file(table, transaction, path), paths))
-    with transaction.update_snapshot(dict(properties)).fast_append() as append:
-        for file in data_files:
-            append.append_data_file(file)
-
-
-def _data_file(table: Table, transaction: Transaction, path: str) -> IcebergFile:
-    from pyarrow.parquet import read_metadata
-    from pyiceberg.io import pyarrow as files
-    from pyiceberg.manifest import DataFile as IcebergFile
-    from pyiceberg.manifest import DataFileContent, FileFormat
-
-    metadata = transaction.table_metadata
-    schema, spec = metadata.schema(), metadata.spec()
-    file = table.io.new_input(path)
-    with file.open() as stream:
-        parquet = read_metadata(stream)
-    files._check_pyarrow_schema_compatible(  # noqa: SLF001  # as add_files of PyIceberg does
-        schema, parquet.schema.to_arrow_schema(), format_version=metadata.format_version
-    )
-    columns = files.parquet_path_to_id_mapping(schema)
-    statistics = files.data_file_statistics_from_parquet_metadata(
-        parquet_metadata=parquet,
-        stats_columns=_metrics_plan(schema, metadata.properties),
-        parquet_column_mapping=columns,
-    )
-    for field_id in _without_bounds(parquet, columns):
-        statistics.column_aggregates.pop(field_id, None)
-    for field in spec.fields:
-        nulls = statistics.null_value_counts.get(field.source_id)
-        if field.source_id not in statistics.column_aggregates and nulls != parquet.num_rows:
-            raise ExportError(
-                f"a file has no bounds of column {schema.find_column_name(field.source_id)}, but"
-                " an export takes partition values from these bounds. Partition by another column",
-                uri=path,
-            )
-    partition = statistics.partition(spec, schema)  # before texts are truncated
-    for aggregate in statistics.column_aggregates.values():
-        if isinstance(aggregate.current_max, str):
-            aggregate.current_max = upper_bound(aggregate.current_max, aggregate.trunc_length)
-    return IcebergFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=path,
-        file_format=FileFormat.PARQUET,
-        partition=partition,
-        file_size_in_bytes=len(file),
-        sort_order_id=None,
-        spec_id=metadata.default_spec_id,
-        equality_ids=None,
-        key_metadata=None,
-        **statistics.to_serialized_dict(),
-    )
-
-
-def _without_bounds(parquet: pq.FileMetaData, columns: Mapping[str, int]) -> Iterator[int]:
-    """Yields the ids of fields that have values but no bounds in at least one row group.
-
-    Arrow writes no bounds of long texts. PyIceberg ignores row groups without bounds. So the bounds
-    of the file would not cover the values in these row groups, and readers would skip the file
-    although it has matching rows.
-    """
-    for group in range(parquet.num_row_groups):
-        row_group = parquet.row_group(group)
-        for index in range(row_group.num_columns):
-            column = row_group.column(index)
-            bounds = column.statistics
-            if bounds is None or bounds.has_min_max:
-                continue
-            if not bounds.has_null_count or bounds.null_count < column.num_values:
-                yield columns[column.path_in_schema]
-
-
-def upper_bound(text: str, length: int | None) -> str | None:
-    """Returns a text of at most `length` characters that is not less than `text`. Returns `None` if
-    no such text exists.
-
-    PyIceberg increments the last character, which turns U+D7FF into a surrogate that UTF-8 cannot
-    encode. Like Iceberg for Java, this function skips the surrogates.
-    """
-    if length is None or len(text) <= length:
-        return text
-    for end in range(length, 0, -1):
-        code = ord(text[end - 1]) + 1
-        if code == _FIRST_SURROGATE:
-            code = _AFTER_SURROGATES
-        if code <= sys.maxunicode:
-            return text[: end - 1] + chr(code)
-    return None
-
-
-def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
-    """Returns by field id which metrics, such as bounds, are recorded. Fields of structs get the
-    same metrics as columns.
-
-    PyIceberg records only counts for all nested fields, but this is needed only for items of lists
-    and maps.
-    """
-    from pyiceberg.io import pyarrow as files
-    from pyiceberg.schema import Schema as PlanSchema
-
-    plan: dict[int, Any] = files.compute_statistics_plan(schema, dict(properties))
-    for path, field in _fields(schema.as_struct(), ""):
-        # Compute the metrics of a column of this type, with the properties of the field's path.
-        column = PlanSchema(field.model_copy(update={"name": _COLUMN}))
-        own = {
-            name: text for name, text in properties.items() if name == f"{_COLUMN_METRICS}default"
-        }
-        if (mode := properties.get(f"{_COLUMN_METRICS}column.{path}")) is not None:
-            own[f"{_COLUMN_METRICS}column.{_COLUMN}"] = mode
-        column_plan = files.compute_statistics_plan(column, own)[field.field_id]
-        plan[field.field_id] = replace(plan[field.field_id], mode=column_plan.mode)
-    return plan
-
-
-def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]:
-    """Yields the dotted path and the field of each primitive field that is inside a struct."""
-    for field in struct.fields:
-        kind = field.field_type
-        if kind.is_struct:
-            yield from _fields(cast("StructType", kind), f"{outer}{field.name}.")
-        elif outer and kind.is_primitive:
-            yield f"{outer}{field.name}", field
 
 
 # -- history

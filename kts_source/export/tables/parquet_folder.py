@@ -1,8 +1,8 @@
 """A folder of Parquet files as target, with its own commit log.
 
     _kts/attempts/<run>/…part       files that tasks write; readers of the folder skip them
-    _kts/commits/<n>.json           files of commit n, and all offset ranges after it; created
-                                    only if it does not exist
+    _kts/commits/<n>.json           files of commit n, and the offset ranges of the table after
+                                    commit n; created only if it does not exist
     _kts/commits/<n>.published      every file of commit n has its final name
     [column=value/…]<export>-<topic id>-<partition>-<start>-<stop>.parquet
 
@@ -40,6 +40,7 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
+    replay_id,
 )
 from kts_source.export.tables.target_store import open_target, require_create
 from kts_source.export.task import WrittenFile, schema_from_text, schema_text
@@ -121,6 +122,13 @@ class ParquetFolder(ExportTable):
             letters=export.get("letters"),
             schema=lambda: None if schema is None else schema_from_text(schema),
             topic_id=export.get("topics", {}).get,
+            holder={
+                PartitionKey(entry["topicId"], entry["partition"]): export_id
+                for export_id, other in snapshot.document.get("exports", {}).items()
+                for entry in other.get("ranges", ())
+                if export_id != self._settings.export_id
+            }.get,
+            is_replayed=lambda name: replay_id(name) in export.get("replayed", ()),
         )
 
     def _check(self, snapshot: _Log) -> None:
@@ -221,7 +229,7 @@ class ParquetFolder(ExportTable):
 
     def _check_exports(self, log: _Log) -> None:
         """Raises `UnsupportedTargetError` if another export in the folder has other partition
-        columns than this one.
+        columns than this export.
 
         Readers of a folder expect the same partition columns in the paths of all files.
         """
@@ -246,7 +254,7 @@ class ParquetFolder(ExportTable):
 
     def _check_no_files(self, log: _Log) -> None:
         """Raises `ExportError` if the folder has files of this export. Called if the commit log has
-        no commit of this export, so that it does not record the offsets in such files.
+        no commit of this export. Then it does not record which offsets such files contain.
         """
         own = f"{self._settings.export_id}-"
         others = [f"{name}-" for name in log.document.get("exports", {}) if name.startswith(own)]
@@ -257,8 +265,7 @@ class ParquetFolder(ExportTable):
                     f"the folder has files of the export {self._settings.export_id!r}, but"
                     f" {COMMITS} does not record which offsets are in them: {COMMITS} was deleted,"
                     " or was not copied with the files. All rows would be written again. Restore"
-                    f" {COMMITS}, or export into another folder. With another export_id, all rows"
-                    " are written again and the folder keeps these files, too",
+                    f" {COMMITS}, or export into another folder",
                     uri=self._target.uri(entry.key),
                 )
 
@@ -319,6 +326,7 @@ class ParquetFolder(ExportTable):
                     "schema": schema,
                     "ranges": ranges,
                     "topics": export.get("topics", {}) | topics,
+                    "replayed": [*export.get("replayed", ()), *map(replay_id, commit.replayed)],
                 },
             },
         }

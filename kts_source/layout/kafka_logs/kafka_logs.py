@@ -295,7 +295,7 @@ class KafkaLogsLayout:
             survivor = surviving_log(topic_partition, replicas, end_of_log=self._end_of_log)
             segments, lost, notes = _joined(store, folder, partition, survivor, replicas)
             orphans += [*survivor.notes, *notes]
-        reach = 0 if survivor is None else max(survivor.promised, survivor.replica.stop)
+        reach = 0 if survivor is None else max(survivor.expected_stop, survivor.replica.stop)
         for gone in disks.lost_replicas(topic_partition):
             if gone.stop > max(reach, gone.start):
                 lost.append(lost_partition(store, folder, partition, gone, survivor))

@@ -67,7 +67,8 @@ _NamedFile = tuple[LogFileName, "ObjectInfo"]
 
 @dataclass(frozen=True, slots=True)
 class LostReplica:
-    """A replica that a checkpoint of a log directory names, but that has no folder there.
+    """A replica that a checkpoint of a log directory names, although the directory has no folder
+    for it.
 
     Attributes:
         checkpoint: Key of the checkpoint.
@@ -87,7 +88,7 @@ class LogDir:
 
     Attributes:
         folder: Key prefix of the log directory; empty or ending in a slash.
-        is_clean: True if the broker was shut down cleanly, so that no log needs recovery.
+        is_clean: True if the broker was shut down cleanly. Then no log needs recovery.
         high_watermarks: High watermark by partition; `None` if the checkpoint does not exist.
         recovery_points: By partition, the offset below which all records were flushed.
         log_starts: First offset that consumers may see, by partition. Brokers do not record it for
@@ -95,7 +96,7 @@ class LogDir:
         cleaned: By partition, the offset up to which the log cleaner compacted the log.
         partitions: Folders of the partitions in use.
         set_aside: By partition, folders of deleted, stray or future replicas.
-        lost: Replicas that a checkpoint names, but that have no folder.
+        lost: Replicas that a checkpoint names although they have no folder.
     """
 
     folder: str

@@ -102,17 +102,20 @@ def described(
     if not segments and replica.files.segments:
         only = replica.files.segments[0]
         segments = [(maker.empty(only, log.stop), only)]
-    if log.promised > log.stop:
-        info, reason = _former_end(store, replica, log.promised)
-        lost.append(Lost(maker.lost(info, log.stop, log.promised), info.key, reason))
+    if log.expected_stop > log.stop:
+        info, reason = _why_end_is_lost(store, replica, log.expected_stop)
+        lost.append(Lost(maker.lost(info, log.stop, log.expected_stop), info.key, reason))
     return segments, lost
 
 
-def _former_end(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
+def _why_end_is_lost(
+    store: ObjectStore, replica: Replica, expected_stop: int
+) -> tuple[ObjectInfo, str]:
     """Returns two values for the message about lost records at the end of a log: the file to name,
-    and why the log ends before offset `promised`.
+    and why the log ends before `expected_stop`. According to checkpoints and side files, the log
+    should end at `expected_stop`.
     """
-    continuation = f"the log continued to offset {promised}"
+    continuation = f"the log continued to offset {expected_stop}"
     lost_at_end = [
         lost_log for lost_log in replica.files.lost_logs if lost_log.base_offset >= replica.stop
     ]
@@ -153,7 +156,7 @@ def lost_partition(
     start = lost.start
     lineage: tuple[EpochEntry, ...] = ()
     if after is not None:
-        start, lineage = max(after.stop, after.promised), after.replica.lineage
+        start, lineage = max(after.stop, after.expected_stop), after.replica.lineage
     segment = _lost_segment(
         (folder.topic, folder.topic_id, partition),
         f"{lost.checkpoint} {folder.topic}-{partition} lost {start}",

@@ -59,7 +59,7 @@ class Walked:
         next_offset: One past the last offset of the complete batches.
         side_files: Side files rebuilt from the complete batches.
         problem: Why the batch after the complete batches is incomplete; empty if the file ends
-            there.
+            after the complete batches.
     """
 
     size: int
@@ -130,14 +130,14 @@ class SurvivingLog:
 
     Attributes:
         stop: One past the last offset to read.
-        promised: One past the last offset that the log should have according to checkpoints and
-            side files. If it is above `stop`, records were lost.
+        expected_stop: One past the last offset that the log should have according to checkpoints
+            and side files. If it is above `stop`, records were lost.
         high_watermark: Highest recorded high watermark of the branch, or `None`.
     """
 
     replica: Replica
     stop: int
-    promised: int
+    expected_stop: int
     high_watermark: int | None
     notes: tuple[Orphan, ...]
 

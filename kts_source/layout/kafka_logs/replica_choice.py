@@ -1,15 +1,15 @@
-"""Chooses the replica of a partition to read. If it lacks offsets, finds other replicas that have
-them.
+"""Chooses the replica of a partition to read. If the chosen replica lacks offsets, finds other
+replicas that have them.
 
 Replicas may have different histories of leader epochs (branches). The branch with the highest
-leader epoch survives; the others are dead. The replica with the highest offset on the surviving
-branch is read, because electing it as leader would lose the fewest records. The high watermark of a
-replica is used only if the replica agrees with this branch on all lower offsets.
+leader epoch survives; all other branches are dead. The replica with the highest offset on the
+surviving branch is read, because electing it as leader would lose the fewest records. The high
+watermark of a replica is used only if the replica agrees with this branch on all lower offsets.
 
 The chosen replica may lack offsets: a replica that was added late begins at the tier's end
 (KIP-1023), and a copy of a disk may lack `.log` files in between. Another replica fills such a gap
 if both replicas are proven to be on the same branch. For this, the epochs of their checkpoints must
-agree. If the replicas overlap at the border of the gap, the batches there must be equal, too.
+agree. If the replicas overlap at the border of the gap, the overlapping batches must be equal, too.
 
 Source: KIP-101, `LeaderEpochFileCache.endOffsetFor`, `ReplicaManager`, `TierStateMachine`,
 `UnifiedLog` in Kafka.
@@ -141,19 +141,19 @@ def surviving_log(
         return SurvivingLog(best, 0, 0, None, tuple(notes))
     if end_of_log:
         recorded = [flushed, best.lost_end] if end == best.stop else []
-        stop, promised = end, max([end, *recorded, *marks])
+        stop, expected_stop = end, max([end, *recorded, *marks])
     elif marks:
-        promised = max([best.log_start, *marks])
-        stop = min(end, max(promised, replicated))
+        expected_stop = max([best.log_start, *marks])
+        stop = min(end, max(expected_stop, replicated))
     elif any(replica.log_dir.high_watermarks is not None for replica in replicas):
         # The checkpoint does not name this partition. Brokers write it every few seconds, so the
         # partition is new. A starting broker would assume that no offset was replicated.
-        promised = best.log_start
-        stop = min(end, max(promised, replicated))
+        expected_stop = best.log_start
+        stop = min(end, max(expected_stop, replicated))
         if end > stop:
             notes.append(Orphan((best.folder,), _NO_MARK))
     elif end == best.log_start or replicated >= end:
-        stop = promised = end
+        stop = expected_stop = end
     else:
         raise DataLossError(
             "no log directory has replication-offset-checkpoint, so it is unknown up to which"
@@ -162,10 +162,10 @@ def surviving_log(
             partition=topic_partition[1],
         )
     stop = max(stop, best.log_start)
-    if best.lost_end > promised:
+    if best.lost_end > expected_stop:
         notes.append(_note_on_lost_end(best))
-    notes += _notes_on_unread_files(best, lost=promised > stop)
-    return SurvivingLog(best, stop, promised, max(marks, default=None), tuple(notes))
+    notes += _notes_on_unread_files(best, lost=expected_stop > stop)
+    return SurvivingLog(best, stop, expected_stop, max(marks, default=None), tuple(notes))
 
 
 def _notes_on_dead_branches(
@@ -533,8 +533,10 @@ def _missing_ends(
     cleaned: int,
 ) -> Iterator[LostLog]:
     """Yields a `LostLog` for each gap between two `.log` files of `replica` in which another
-    replica has records. Reads the end of a `.log` file only if the other replica has different or
-    larger segments there.
+    replica has records.
+
+    The gap begins where the records of the first file end. The end of a file is read only if
+    another replica has a larger file with the same base offset, or other base offsets after it.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]

@@ -178,6 +178,18 @@ class FramedAvroDecoder:
             bad.sort(key=lambda value: value.row)
         return self._runner.run(values, programs, program_of=program_of, prefix=prefix, bad=bad)
 
+    def writers_of(self, values: pa.Array) -> Iterator[tuple[int | str, Schema]]:
+        """Yields the ids and writers' schemas of the values in a `pa.binary()` array. Skips ids
+        without a schema.
+        """
+        _, _, schemas, _, invalid = self._framing.read(values)
+        for index, schema_id in enumerate(schemas):
+            if index not in invalid:
+                try:
+                    yield schema_id, self._writer_schema(schema_id)
+                except (LookupError, AvroSchemaError):
+                    continue
+
     def _writer(self, schema_id: int | str) -> _Writer:
         with self._lock:
             writer = self._writers.get(schema_id)

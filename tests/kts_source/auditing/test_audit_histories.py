@@ -70,7 +70,7 @@ def run_audit(world: World) -> AuditReport | None:
 
 
 def scan_plan(world: World) -> ScanPlan:
-    """Plans a scan of the tier of a world."""
+    """Plans a scan of the tier in `world`."""
     options = parse_options({"path": "memory://", "subscribe": TOPIC})
     return plan_scan(options, Tier(MemoryStore(world.store)))
 
@@ -98,7 +98,8 @@ def check_statement(
     *,
     is_damaged: bool,
 ) -> None:
-    """Asserts that the report about one partition matches `truth`, which follows from the history.
+    """Asserts that the report about one partition matches `truth`, the expected content of the
+    partition.
 
     Adds the outcome of the comparison to `outcomes`.
     """
@@ -136,7 +137,8 @@ def check_statement(
 
 
 def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) -> None:
-    """Audits the tier that results from `history` and compares the report with the truth.
+    """Audits the tier that results from `history` and compares the report with the expected content
+    of each partition.
 
     Args:
         history: The event sequence.
@@ -267,7 +269,7 @@ def test_audit_with_damaged_checkpoint_separates_transactions_of_two_branches() 
     assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_audits_of_histories_that_failed_in_the_past_report_expected_findings() -> None:
+def test_lossy_partitions_of_two_regression_histories_are_not_reported_as_complete() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))

@@ -287,7 +287,7 @@ def broker_snapshot(
     """Returns a snapshot of brokers with one partition and one tiered segment.
 
     The segment has the offsets [10, 30) and the leader epochs `epochs`. `owned` maps each leader
-    epoch to the offsets [start, stop) that it has in the leader's log.
+    epoch to the offsets [start, stop) that have this epoch in the leader's log.
     """
     log = BrokerLog("t", TOPIC_ID, 0, 9, log_start, 60, 60, 60, local_start)
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), ID)

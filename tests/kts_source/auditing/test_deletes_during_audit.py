@@ -51,9 +51,9 @@ class ChangingStore(MemoryStore):
     """Store that calls `change` just before the object `first` is read for the first time.
 
     Args:
-        world: World with the objects.
+        world: The tier with the objects, and the cluster of its topic.
         first: Key of the object.
-        change: Function that changes the world.
+        change: Function that changes the tier or the cluster.
     """
 
     def __init__(self, world: World, first: str, change: Callable[[], None]) -> None:

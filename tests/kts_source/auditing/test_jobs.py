@@ -73,7 +73,7 @@ class TextExecutor:
             yield outcome
 
 
-def test_audit_by_executor_that_serializes_results_has_the_same_report(tmp_path: Path) -> None:
+def test_audit_by_executor_that_serializes_results_equals_default_audit(tmp_path: Path) -> None:
     from kts_source.auditing.run import audit
 
     options = tier_options(("txn", "timeline"))
@@ -98,7 +98,7 @@ def test_death_of_a_worker_process_raises_store_error(monkeypatch: pytest.Monkey
         kts_source.audit(tier_options("txn"), jobs=2)
 
 
-def test_audit_refuses_zero_jobs_and_jobs_together_with_a_store() -> None:
+def test_audit_with_zero_jobs_or_with_both_jobs_and_store_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="one process or more"):
         kts_source.audit(tier_options("txn"), jobs=0)
     with pytest.raises(InvalidOptionError, match="remove argument store or jobs"):

@@ -59,8 +59,9 @@ class CountingStore(MemoryStore):
         self.versioned = True
 
     def head(self, key: str) -> ObjectInfo:
+        info = super().head(key)
         version = hashlib.sha1(self.objects[key]).hexdigest() if self.versioned else None
-        return replace(super().head(key), version=version)
+        return replace(info, version=version)
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
         if self.limit is not None and sum(self.read.values()) >= self.limit:

@@ -42,7 +42,8 @@ def objects() -> dict[str, bytes]:
 
 
 class FailingStore(MemoryStore):
-    """Store in which reading one object raises `error`, or one object has `storage_class`.
+    """Store with one special object. Reading it raises `error`, or its storage class is
+    `storage_class`.
 
     This is the object with suffix `suffix` of the segment with base offset `base`.
     """

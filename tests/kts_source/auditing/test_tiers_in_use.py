@@ -195,7 +195,7 @@ def test_segment_of_replaced_branch_is_reported(tmp_path: Path) -> None:
     assert report.partitions[0].records == STOP - 2
 
 
-def test_other_topic_id_and_stray_object_are_reported(tmp_path: Path) -> None:
+def test_segments_of_unselected_topic_id_and_stray_object_are_reported(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     write_tier(tmp_path, healthy_segments(), topic_id="AAAAAAAAAAAAAAAAAAAAMQ", seed=6)
     (log,) = (tmp_path / f"{TOPIC}-{TOPIC_ID}").rglob(f"{82:020d}-*.log")

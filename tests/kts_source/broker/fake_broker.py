@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.admin.configs import DescribeConfigsResponse
+from kafka.protocol.admin.groups import ListGroupsResponse
 from kafka.protocol.consumer import (
     FetchResponse,
     ListOffsetsResponse,
+    OffsetFetchResponse,
     OffsetForLeaderEpochResponse,
 )
 from kafka.protocol.metadata import (
@@ -71,6 +73,8 @@ class FakeCluster:
             are not listed have the default maximum.
         opened: Number of accepted connections.
         configs: Config values by name, the same for every topic.
+        groups: Maps a group to the id of its coordinator, and the offset of each topic and
+            partition.
         old_nodes: Ids of the nodes that behave like Kafka 3.9.
         fetches: Node id, fetch offset, isolation level and rack of each fetch request.
     """
@@ -81,6 +85,7 @@ class FakeCluster:
         self.asked: list[tuple[str, int]] = []
         self.fetches: list[tuple[int, int, int, str]] = []
         self.configs: dict[str, str] = {}
+        self.groups: dict[str, tuple[int, dict[tuple[str, int], int]]] = {}
         self.old_nodes: set[int] = set()
         self.opened = 0
         self.versions = versions or {}
@@ -246,6 +251,42 @@ class FakeCluster:
             for asked in request.resources
         ]
         return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+    def _listgroups(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
+        groups = [
+            ListGroupsResponse.ListedGroup(
+                group_id=group,
+                protocol_type="consumer",
+                group_state="Empty",
+                group_type="classic",
+            )
+            for group, (coordinator, _) in self.groups.items()
+            if coordinator == node
+        ]
+        return ListGroupsResponse(throttle_time_ms=0, error_code=code, groups=groups)
+
+    def _offsetfetch(self, _node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        group_type = OffsetFetchResponse.OffsetFetchResponseGroup
+        topic_type = group_type.OffsetFetchResponseTopics
+        (asked,) = request.groups
+        topics = [
+            topic_type(
+                name=topic,
+                topic_id=uuid.UUID(int=0),
+                partitions=[
+                    topic_type.OffsetFetchResponsePartitions(
+                        partition_index=number,
+                        committed_offset=offset,
+                        committed_leader_epoch=-1,
+                        metadata="",
+                        error_code=0,
+                    )
+                ],
+            )
+            for (topic, number), offset in self.groups[asked.group_id][1].items()
+        ]
+        group = group_type(group_id=asked.group_id, topics=[] if code else topics, error_code=code)
+        return OffsetFetchResponse(throttle_time_ms=0, groups=[group])
 
     def _code_of(self, partition: FakePartition | None, node: int, epoch: int) -> int:
         if partition is None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.groups import ListGroupsRequest
 from kafka.protocol.consumer import (
     FetchRequest,
     ListOffsetsRequest,
+    OffsetFetchRequest,
     OffsetForLeaderEpochRequest,
 )
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
@@ -29,10 +31,14 @@ METADATA: Final = "Metadata"
 EPOCH_ENDS: Final = "OffsetForLeaderEpoch"
 API_VERSIONS: Final = "ApiVersions"
 CONFIGS: Final = "DescribeConfigs"
+GROUPS: Final = "ListGroups"
+GROUP_OFFSETS: Final = "OffsetFetch"
 KINDS: Final = {
     1: (FETCH, FetchRequest, (4, 17)),
     2: (LIST_OFFSETS, ListOffsetsRequest, (1, 10)),
     3: (METADATA, MetadataRequest, (0, 13)),
+    9: (GROUP_OFFSETS, OffsetFetchRequest, (1, 10)),
+    16: (GROUPS, ListGroupsRequest, (0, 5)),
     18: (API_VERSIONS, ApiVersionsRequest, (0, 4)),
     23: (EPOCH_ENDS, OffsetForLeaderEpochRequest, (2, 4)),
     32: (CONFIGS, DescribeConfigsRequest, (1, 4)),

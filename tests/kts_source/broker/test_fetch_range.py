@@ -83,7 +83,7 @@ class Scene:
     def elect(self, *, keeps: int = END) -> None:
         """Elects broker 1.
 
-        Its leader epoch 1 begins at offset `keeps`; earlier offsets have epoch 0.
+        Leader epoch 1 of the new leader begins at offset `keeps`; earlier offsets have epoch 0.
         """
         self.partition.leader, self.partition.epoch = 1, 1
         self.partition.log.epochs = [(0, 0), (1, keeps)]
@@ -213,7 +213,7 @@ def _twice(answer: Any) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("edit", [_other_partition, _other_topic, _twice])
-def test_response_for_other_partition_raises_broker_error(
+def test_response_without_exactly_the_requested_partition_raises_broker_error(
     scene: Scene, edit: Callable[[Any], None]
 ) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(edit=edit))

@@ -50,7 +50,7 @@ def test_kafka_options_without_servers_are_ignored() -> None:
     assert broker_settings({}) == (None, ())
 
 
-def test_broker_settings_have_the_defaults_listed_in_plain_options() -> None:
+def test_default_broker_settings_match_table_plain_options() -> None:
     parsed = parse_settings()
     assert parsed.bootstrap == (("broker", 9092),)
     assert parsed.security.reveal() == Security("PLAINTEXT")
@@ -128,7 +128,7 @@ def test_invalid_numbers_in_kafka_options_are_refused(option: str, text: str) ->
     assert f"'kafka.{option}' must be a whole number" in problem
 
 
-def test_fetch_max_wait_not_below_the_request_timeout_is_refused() -> None:
+def test_fetch_max_wait_equal_to_request_timeout_is_refused() -> None:
     assert "less than kafka.request.timeout.ms" in refusal_message(
         fetch__max__wait__ms="1000", request__timeout__ms="1000"
     )

@@ -116,7 +116,7 @@ def test_second_read_of_same_object_version_comes_from_the_cache(tmp_path: Path)
     assert (store.caches.counters.hits, store.caches.counters.misses) == (1, 0)
 
 
-def test_read_of_another_version_range_object_or_server_is_a_cache_miss(tmp_path: Path) -> None:
+def test_read_is_a_cache_miss_if_version_range_object_or_server_differs(tmp_path: Path) -> None:
     store = cached(tmp_path)
     store.get_range("a", 3, 9, version="1")
     store.get_range("a", 3, 9, version="2")
@@ -278,7 +278,7 @@ def test_second_scan_without_chunk_cache_reads_only_log_objects(tmp_path: Path) 
 
 
 def encrypted_values(table: pa.Table) -> list[bytes]:
-    """Returns all values of a table that are longer than 20 bytes. The cache must not contain them,
+    """Returns all values in a table that have more than 20 bytes. The cache must not contain them,
     because the batches are encrypted but not compressed.
     """
     values = [value for value in table["value"].to_pylist() if value and len(value) > 20]

@@ -32,7 +32,7 @@ def content(name: str, start: int, stop: int) -> bytes:
     return random.Random(name).randbytes(4096)[start:stop]
 
 
-def test_saved_side_file_ranges_are_returned_by_another_pack(cache: DiskCache) -> None:
+def test_saved_side_file_ranges_are_returned_by_a_new_pack(cache: DiskCache) -> None:
     spans = [("a", 10, 60), ("a", 100, 140), ("b", 0, 4096), ("c", 5, 5)]
     pack = SideFilePack(cache, "p")
     for name, start, stop in spans:

@@ -29,7 +29,7 @@ def test_demo_without_sample_tier_prints_hint_about_path_option(
 def test_demo_without_tier_fails_without_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["demo", "--path", str(tmp_path), "--keyPrefix", "tiered/"]) == 1
+    assert main(["demo", "--path", str(tmp_path), "--key-prefix", "tiered/"]) == 1
     said = capsys.readouterr()
     assert "no tier at" in said.err
     assert "tiered/" in said.err

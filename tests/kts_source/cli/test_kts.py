@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
-from kts_source.cli.app import kts, main
+from kts_source.cli import main as run_kts
+from kts_source.cli.app import all_commands, main
 from kts_source.export.task_writer import LocalExecutor
-from kts_source.options import OPTIONS
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KEY = f"encryption.key.pairs.key1.private.key.file={KEYS / 'key1.private.pem'}"
-WHERE = ["--path", str(TIER), "--keyPrefix", "tiered/", "-o", KEY]
+WHERE = ["--path", str(TIER), "--key-prefix", "tiered/", "-o", KEY]
 
 
 def run(
@@ -42,8 +42,8 @@ def test_topics_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         for number, summary in partition_summaries(topic).items():
             if summary["tier_end_offset"] is not None:
                 row = rows_by_partition[topic, number]
-                assert row["tier_end"] == summary["tier_end_offset"]
-                assert row["last_stable_offset"] == summary["tier_last_stable_offset"]
+                assert row["tierEnd"] == summary["tier_end_offset"]
+                assert row["lastStableOffset"] == summary["tier_last_stable_offset"]
 
 
 def test_topics_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_plan_command_prints_text_or_a_plan_file(
         "cat",
         "--subscribe",
         "codecs",
-        "--planFile",
+        "--plan-file",
         str(tmp_path / "plan.json"),
         "--limit",
         "3",
@@ -90,7 +90,7 @@ def test_plan_command_prints_text_or_a_plan_file(
 
 
 def test_cat_command_prints_every_record_with_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "cat", "--subscribe", "epochs", "--includeHeaders", "true")
+    code, out, _ = run(capsys, "cat", "--subscribe", "epochs", "--include-headers")
     assert code == 0
     expected = expected_table("epochs", "read_committed").to_pylist()
     lines = [json.loads(line) for line in out.splitlines()]
@@ -158,7 +158,7 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
         assert child.stdout is not None
         while remaining:
             line = json.loads(child.stdout.readline())
-            rows, remaining = rows + line["rows"], line["left_bytes"]
+            rows, remaining = rows + line["rows"], line["leftBytes"]
         child.terminate()
         out, err = child.communicate(timeout=120)
     due = expected_table("epochs", "read_committed").num_rows
@@ -171,7 +171,7 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
         for number, summary in partition_summaries("epochs").items()
     }
     assert json.loads(out) == {"epochs": ends}
-    again = run(capsys, "cat", "--subscribe", "epochs", "--startingOffsets", out.strip())
+    again = run(capsys, "cat", "--subscribe", "epochs", "--starting-offsets", out.strip())
     assert again[:2] == (0, "")
 
 
@@ -181,7 +181,7 @@ def test_export_command_supports_commit_bytes_and_compact(
     keyed = ("--where", "key is not null")
     where = ("--subscribe", "compacted", *keyed, "--workers", "1", "--json")
     plain, compact = tmp_path / "plain", tmp_path / "compact"
-    small = ("--commit-bytes", "1", "--targetPartitionBytes", "20k")
+    small = ("--commit-bytes", "1", "--target-partition-bytes", "20k")
     code, out, _ = run(capsys, "export", str(plain), *where, *small)
     assert code == 0
     assert json.loads(out)["commits"] > 1
@@ -209,19 +209,23 @@ def test_export_clean_removes_only_files_of_dead_attempts(
     dead.parent.mkdir(parents=True)
     dead.write_bytes(b"PAR1")
     files_before = {path for path in target.rglob("*") if path.is_file()}
-    code, out, _ = run(capsys, *export, "--clean")
+    code, out, _ = run(capsys, *export, "--clean", "--json")
     assert (code, json.loads(out)) == (0, []), "it may belong to a run under way"
-    listed = run(capsys, *export, "--clean", "--older-than-hours", "0", "--dry-run")
+    listed = run(capsys, *export, "--clean", "--older-than-hours", "0", "--dry-run", "--json")
     assert (listed[0], json.loads(listed[1])) == (0, [dead.relative_to(target).as_posix()])
     assert {path for path in target.rglob("*") if path.is_file()} == files_before
-    assert run(capsys, *export, "--clean", "--older-than-hours", "0")[:2] == listed[:2]
+    assert run(capsys, *export, "--clean", "--older-than-hours", "0")[:2] == (
+        0,
+        f"{json.loads(listed[1])[0]}\n1 files removed\n",
+    )
     assert {path for path in target.rglob("*") if path.is_file()} == files_before - {dead}
-    assert json.loads(run(capsys, *export, "--clean", "--older-than-hours", "0")[1]) == []
+    again = run(capsys, *export, "--clean", "--older-than-hours", "0", "--json")
+    assert json.loads(again[1]) == []
     table = ds.dataset(target, format="parquet").to_table(columns=["offset"])
     assert sorted(table["offset"].to_pylist()) == list(range(865))
 
 
-def test_commands_return_exit_codes(
+def test_exit_code_of_command_depends_on_kind_of_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(capsys, "plan", "--subscribe", "nosuch")[0] == 1
@@ -240,7 +244,7 @@ def test_commands_return_exit_codes(
     target = str(tmp_path / "lake")
     export = ("export", target, "--subscribe", "epochs", "--workers", "1")
     assert run(capsys, *export)[0] == 0
-    assert run(capsys, *export, "--isolationLevel", "read_uncommitted")[0] == 1
+    assert run(capsys, *export, "--isolation-level", "read_uncommitted")[0] == 1
     monkeypatch.setattr(LocalExecutor, "run", _interrupted)
     code, _, err = run(capsys, *export[:1], f"{target}2", *export[2:])
     assert code == 130
@@ -277,16 +281,6 @@ def _interrupted(*_arguments: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("command", ["topics", "segments", "plan", "cat", "verify", "export"])
-def test_commands_accept_every_option_of_the_source(
-    capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    assert main([command, "--help"]) == 0
-    out, _ = capsys.readouterr()
-    for option in OPTIONS:
-        assert f"--{option.name}" in out
-
-
 def test_commands_accept_path_and_topic_as_positional_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -314,28 +308,36 @@ def test_topics_command_reports_names_of_missing_encryption_keys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def rows(*more: str) -> dict[tuple[str, int], dict[str, Any]]:
-        assert main(["topics", str(TIER), "--keyPrefix", "tiered/", "--json", *more]) == 0
+        assert main(["topics", str(TIER), "--key-prefix", "tiered/", "--json", *more]) == 0
         listed = json.loads(capsys.readouterr().out)
         return {(row["topic"], row["partition"]): row for row in listed}
 
     locked, opened = rows(), rows("-o", KEY)
     assert locked.keys() == opened.keys()
-    without = {location[0] for location, row in locked.items() if row["keys_needed"]}
+    without = {location[0] for location, row in locked.items() if row["keysNeeded"]}
     assert "encrypted" in without
     assert "codecs" not in without
     for location, row in locked.items():
-        if row["keys_needed"]:
-            assert row["keys_needed"] == ["key1"]
-            assert row["tier_end"] is None
-            folder = TIER / f"tiered/{location[0]}-{row['topic_id']}/{location[1]}"
+        if row["keysNeeded"]:
+            assert row["keysNeeded"] == ["key1"]
+            assert row["tierEnd"] is None
+            folder = TIER / f"tiered/{location[0]}-{row['topicId']}/{location[1]}"
             files = [path.with_suffix(".log") for path in folder.glob("*.rsm-manifest")]
             assert row["segments"] == len(files)
-            assert row["stored_bytes"] == sum(file.stat().st_size for file in files)
+            assert row["storedBytes"] == sum(file.stat().st_size for file in files)
         else:
             assert row == opened[location]
-    assert main(["topics", str(TIER), "--keyPrefix", "tiered/"]) == 0
+    assert main(["topics", str(TIER), "--key-prefix", "tiered/"]) == 0
     table = capsys.readouterr().out
     assert re.search(r"^ encrypted +0 +\? +\? +\? +7 .*key key1 needed", table, re.MULTILINE)
+
+
+def test_missing_package_is_reported_with_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert run_kts() == 2
+    assert "kts needs rich: pip install 'tiered-kafka[cli]'" in capsys.readouterr().err
 
 
 def test_commands_run_without_pyspark(tmp_path: Path) -> None:
@@ -364,7 +366,11 @@ sys.exit(max(main(command) for command in {commands!r}))
     assert "read without Spark" in done.stdout
 
 
-@pytest.mark.parametrize("name", sorted(kts.commands))
+@pytest.mark.parametrize("name", sorted(all_commands()))
 def test_flags_and_source_options_of_a_command_have_distinct_names(name: str) -> None:
-    flags = [flag for parameter in kts.commands[name].params for flag in parameter.opts]
+    flags = [
+        flag
+        for parameter in all_commands()[name].params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    ]
     assert len(flags) == len(set(flags))

@@ -24,9 +24,9 @@ def test_cat_prints_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixtu
     options = write(tmp_path / "tier", [[avro(0), None, b"\x05"]])
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(SCHEMA))
-    arguments = ["cat", options["path"], options["subscribe"], "--value.format", "avro"]
-    arguments += ["--value.schema", str(schema), "--key.format", "utf8"]
-    assert main([*arguments, "--value.mode", "permissive"]) == 0
+    arguments = ["cat", options["path"], options["subscribe"], "--value-format", "avro"]
+    arguments += ["--value-schema", str(schema), "--key-format", "utf8"]
+    assert main([*arguments, "--value-mode", "permissive"]) == 0
     first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
     assert list(first)[:3] == ["key", "value", "topic"]
     assert first["key"] == "k0"
@@ -55,20 +55,20 @@ def test_schema_command_infers_json_schema_that_cat_accepts(
 ) -> None:
     values: list[bytes | None] = [b'{"id": 1, "tags": ["a"]}', b'{"id": 2, "x y": {"z": 1.5}}']
     options = write(tmp_path / "tier", [values])
-    location = [options["path"], options["subscribe"], "--value.format", "json"]
+    location = [options["path"], options["subscribe"], "--value-format", "json"]
     assert main(["schema", *location]) == 0
     ddl = capsys.readouterr().out
     assert ddl == "id bigint, tags array<string>, `x y` struct<z: double>\n"
     file = tmp_path / "order.ddl"
     file.write_text(ddl)
-    for schema_option in ([], ["--value.schema", str(file)]):
+    for schema_option in ([], ["--value-schema", str(file)]):
         assert main(["cat", *location, *schema_option, "--columns", "value,valueRaw"]) == 0
         _, last = map(json.loads, capsys.readouterr().out.splitlines())
         assert last["value"] == {"id": 2, "tags": None, "x y": {"z": 1.5}}
         assert json.loads(last["valueRaw"]) == {"id": 2, "x y": {"z": 1.5}}
     assert main(["cat", *location, "--limit", "0"]) == 0
     schema = {"properties": {"id": {"type": "integer"}}, "required": ["id"]}
-    assert main(["schema", *location, "--value.schema", json.dumps(schema)]) == 0
+    assert main(["schema", *location, "--value-schema", json.dumps(schema)]) == 0
     assert capsys.readouterr().out == "id bigint not null\n"
 
 
@@ -79,10 +79,10 @@ def test_schema_command_prints_types_of_binary_avro_and_utf8(
     arguments = ["schema", options["path"], options["subscribe"]]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"key": "binary", "value": "binary"}
-    arguments += ["--value.format", "avro", "--value.schema", json.dumps(SCHEMA)]
-    assert main([*arguments, "--value.columns", "price,tags", "--key.format", "utf8"]) == 0
+    arguments += ["--value-format", "avro", "--value-schema", json.dumps(SCHEMA)]
+    assert main([*arguments, "--value-columns", "price,tags", "--key-format", "utf8"]) == 0
     assert capsys.readouterr().out == "tags map<string,array<binary>>, price decimal(6,2)\n"
-    assert main([*arguments, "--key.format", "utf8", "--of", "key"]) == 0
+    assert main([*arguments, "--key-format", "utf8", "--of", "key"]) == 0
     assert capsys.readouterr().out == "string\n"
 
 
@@ -90,7 +90,7 @@ def test_schema_escapes_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     options = write(tmp_path / "tier", [[rb'{"a\u001b[2J\nb": 1}']])
-    arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
+    arguments = ["schema", options["path"], options["subscribe"], "--value-format", "json"]
     with caplog.at_level(logging.INFO):
         assert main(arguments) == 2
     assert "\nb" not in caplog.text
@@ -106,17 +106,17 @@ def test_schema_command_fails_if_no_schema_can_be_inferred(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = write(tmp_path / "tier", [[None]])
-    arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
+    arguments = ["schema", options["path"], options["subscribe"], "--value-format", "json"]
     assert main(arguments) == 2
-    assert "needs option 'value.schema': no type can be inferred" in capsys.readouterr().err
+    assert "needs option --value-schema: no type can be inferred" in capsys.readouterr().err
 
 
 def test_verify_command_accepts_values_that_cannot_be_decoded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = write(tmp_path / "tier", [[avro(0), b"\x05"]])
-    arguments = ["verify", options["path"], options["subscribe"], "--value.format", "avro"]
-    arguments += ["--value.schema", json.dumps(SCHEMA), "--value.mode", "DROPMALFORMED", "--json"]
+    arguments = ["verify", options["path"], options["subscribe"], "--value-format", "avro"]
+    arguments += ["--value-schema", json.dumps(SCHEMA), "--value-mode", "DROPMALFORMED", "--json"]
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["records"] == 2
 

@@ -37,7 +37,7 @@ def test_select_accepts_names_and_lists() -> None:
         txn().select()
 
 
-def test_filter_returns_the_rows_of_where() -> None:
+def test_filter_returns_only_matching_rows() -> None:
     condition = "partition = 1 AND offset >= 3000"
     filtered = txn().filter(condition).to_table()
     mask = [
@@ -77,21 +77,21 @@ def test_show_prints_the_first_rows_as_aligned_text(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith("no rows\npartition  offset")
 
 
-def test_to_arrow_is_to_table() -> None:
+def test_to_arrow_returns_the_same_table_as_to_table() -> None:
     done: list[tuple[int, int]] = []
     table = txn().to_arrow(threads=1, progress=lambda *sizes: done.append(sizes))
     assert table.equals(txn().to_table(threads=1))
     assert done
 
 
-def test_iteration_yields_batches() -> None:
+def test_iteration_over_a_scan_yields_all_rows_as_batches() -> None:
     batches = list(txn())
     assert all(isinstance(batch, pa.RecordBatch) for batch in batches)
     assert_same_rows(pa.Table.from_batches(batches), EXPECTED)
     assert next(iter(txn())).num_rows > 0
 
 
-def test_len_is_refused_and_names_count() -> None:
+def test_len_of_a_scan_raises_error_that_names_count() -> None:
     scan = txn()
     with pytest.raises(TypeError, match=r"call count\(\)"):
         len(scan)
@@ -136,7 +136,7 @@ def test_find_accepts_text_keys_and_headers() -> None:
         kts_source.find(options, keys=wrong)
 
 
-def test_version_is_the_version_of_the_package() -> None:
+def test_version_attribute_equals_installed_package_version() -> None:
     assert kts_source.__version__ == metadata.version("tiered-kafka")
 
 

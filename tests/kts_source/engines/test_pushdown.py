@@ -109,7 +109,7 @@ def test_read_uncommitted_scan_requests_each_byte_only_once(
 
 
 def is_partial(cost: tuple[int, int], full_cost: tuple[int, int]) -> bool:
-    """Returns true if both numbers of `cost` are above zero and below a third of those in
+    """Returns true if both numbers of `cost` are above zero and below a third of the numbers in
     `full_cost`.
     """
     return 0 < cost[0] < full_cost[0] / 3 and 0 < cost[1] < full_cost[1] / 3

@@ -110,7 +110,7 @@ def test_where_returns_only_matching_rows(
     assert_same_rows(base.to_table(), expected)
 
 
-def test_several_where_conditions_are_combined_with_and() -> None:
+def test_rows_match_all_conditions_if_where_is_called_repeatedly() -> None:
     base = create_scan(where="offset >= 100")
     table = base.where("offset < 300").where("partition = 0").select(["offset"]).to_table()
     expected = expected_table("txn", "read_committed")
@@ -127,7 +127,7 @@ def test_where_refuses_times_without_a_zone() -> None:
     assert create_scan(timeZone="UTC").where("timestamp > '2020-01-01 00:00:00'").count() > 0
 
 
-def test_limit_returns_the_first_rows_and_reads_little() -> None:
+def test_limit_returns_first_rows_and_reads_less_than_half_of_the_tasks() -> None:
     base = create_scan(targetPartitionBytes="32k")
     all_rows = base.to_table()
     for rows in (0, 1, 10, 5000, 10**9):
@@ -238,7 +238,7 @@ def test_tasks_contain_no_credentials() -> None:
     )
 
 
-def test_html_of_scan_shows_the_plan_once_it_exists() -> None:
+def test_html_of_scan_shows_partitions_only_after_planning() -> None:
     scan = create_scan()
     assert "txn-0" not in scan._repr_html_()
     _ = scan.plan

@@ -71,9 +71,13 @@ class Lake:
         return ICEBERG_TABLE if self.table_format == "iceberg" else str(self.folder / "table")
 
     def settings(self, **arguments: Any) -> ExportSettings:  # noqa: ANN401
+        """Returns settings with small commits and without a limit of rejected rows. `arguments`
+        overrides both.
+        """
         if self.table_format == "iceberg":
             arguments["catalog"] = {**self.catalog, "name": "lake"}
         arguments.setdefault("commit_bytes", 250_000)
+        arguments.setdefault("max_rejected", "100%")
         return export_settings(self.target, table_format=self.table_format, **arguments)
 
     def table(self, **arguments: Any) -> ExportTable:  # noqa: ANN401

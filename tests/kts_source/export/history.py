@@ -100,8 +100,8 @@ class Exporting:
                     return
 
     def _export(self, step: Step) -> bool:
-        """Runs one export step. Returns False if the tier no longer determines the expected result,
-        so that the history must end.
+        """Runs one export step. Returns False if the tier no longer determines the expected result.
+        The history must then end.
         """
         in_doubt = is_in_doubt(self._world, times=True)
         truth = {} if in_doubt else truth_of(self._world)

@@ -102,7 +102,7 @@ def test_supported_type_is_written(tmp_path: Path, table_format: str, kind: pa.D
     ],
     ids=["fixed_size_list", "list_view"],
 )
-def test_bounds_of_columns_after_a_list_of_structs_are_right(kind: pa.DataType) -> None:
+def test_column_after_a_list_of_structs_has_its_own_bounds(kind: pa.DataType) -> None:
     schema = pa.schema([("items", kind), ("number", pa.int64())])
     items = pa.array([[{"a": 100, "b": 200}, {"a": 300, "b": 400}]], kind)
     file = ParquetFile(pa.BufferOutputStream(), schema, compression="none")

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def test_backfill_works_through_spark_connect(tmp_path: Path) -> None:
+def test_backfill_through_spark_connect_exports_each_row_once(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     done = subprocess.run(
         [sys.executable, "-m", "tests.kts_source.export.connect_child", tmp_path, "delta"],

@@ -219,7 +219,8 @@ class AfterAnother:
     def commit(self, commit: Commit) -> bool:
         if self.is_first:
             self.is_first = False
-            self.lake.export(self.options, schema_evolution="add", export_id="other")
+            other: dict[str, Any] = {"export_id": "other", "second_copy": True}
+            self.lake.export(self.options, schema_evolution="add", **other)
         return self.table.commit(commit)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

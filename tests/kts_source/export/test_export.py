@@ -71,7 +71,7 @@ def test_duckdb_reads_the_exported_rows(lake: Lake) -> None:
     assert lake.duckdb_rows() == expected
 
 
-def test_export_of_read_uncommitted_with_fewer_columns_contains_all_rows(lake: Lake) -> None:
+def test_read_uncommitted_export_of_three_columns_contains_all_rows(lake: Lake) -> None:
     options = source("txn", isolationLevel="read_uncommitted", columns="value,partition,offset")
     del options["includeHeaders"]
     lake.export(options)
@@ -98,7 +98,7 @@ def test_incremental_run_appends_the_new_offsets(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_another_topic_is_added_to_table(lake: Lake) -> None:
+def test_export_of_second_topic_keeps_rows_of_the_first(lake: Lake) -> None:
     lake.export(source("txn"))
     lake.export(source(("txn", "codecs"), targetPartitionBytes="1m"))
     assert_holds(lake.read(), ["txn", "codecs"])
@@ -324,7 +324,7 @@ def test_invalid_arguments_are_refused(lake: Lake, arguments: dict[str, Any], te
         lake.export(source("txn"), **arguments)
 
 
-def test_report_contains_rows_ranges_and_skipped_offsets(lake: Lake) -> None:
+def test_report_contains_row_count_offset_ranges_and_skipped_offsets(lake: Lake) -> None:
     report = lake.export(source("txn"))
     text, plain = str(report), report.to_dict()
     assert f"{report.rows:,} rows in {report.files:,} files" in text

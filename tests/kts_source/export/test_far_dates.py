@@ -66,7 +66,7 @@ def with_far_column(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["offset", "timestamp"]).append_column("far", far)
 
 
-def test_partition_bounds_are_right_if_another_column_is_beyond_year_9999(
+def test_file_is_found_by_its_date_if_another_column_is_beyond_year_9999(
     tmp_path: Path,
 ) -> None:
     lake = Lake(tmp_path, "iceberg")

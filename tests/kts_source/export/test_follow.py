@@ -232,7 +232,7 @@ def test_follow_merges_into_compacted_table_in_each_round(
     assert lake.read().num_rows == 2
 
 
-def test_follow_advances_after_rounds_without_rows_before_table_exists(tmp_path: Path) -> None:
+def test_follow_creates_table_after_rounds_without_rows(tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2, b"k").grow(1, b"x").grow(1, b"x")
     lake, driven = Lake(tmp_path, "delta"), Driven([lambda: None])
     driven.run(lake, tier.options(), transform=only_x)
@@ -261,7 +261,7 @@ def test_open_transaction_is_reported_once_over_all_rounds(tmp_path: Path) -> No
     assert report.rows == expected_table("txn", "read_committed").num_rows
 
 
-def test_sum_of_reports_omits_gaps_that_were_written_later() -> None:
+def test_sum_of_reports_omits_skipped_offsets_that_a_later_run_wrote() -> None:
     nothing = empty_report("lake", "delta")
     tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
     first = replace(
@@ -302,7 +302,9 @@ def test_follow_refuses_invalid_arguments(
     assert not (tmp_path / "table").exists()
 
 
-def test_follow_logs_a_line_per_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_log_line_is_written_for_each_round_of_follow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tier, driven = SmallTier(tmp_path / "tier").grow(2), Driven()
     with caplog.at_level(logging.INFO, "kts_source.export.follow"):
         driven.run(Lake(tmp_path, "parquet"), tier.options())

@@ -90,7 +90,9 @@ def check(lake: Lake) -> None:
     assert lake.export(source()).rows == 0
 
 
-def test_folder_export_killed_at_random_steps_resumes_exactly_once(tmp_path: Path) -> None:
+def test_folder_export_killed_at_random_steps_writes_each_row_once_after_resume(
+    tmp_path: Path,
+) -> None:
     chosen = random.Random(SEED)
     count = Child(Lake(tmp_path / "count", "parquet")).steps()
     assert count > 10
@@ -103,7 +105,9 @@ def test_folder_export_killed_at_random_steps_resumes_exactly_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_run_killed_at_random_times_resumes_exactly_once(tmp_path: Path, table_format: str) -> None:
+def test_run_killed_at_random_times_writes_each_row_once_after_resume(
+    tmp_path: Path, table_format: str
+) -> None:
     chosen = random.Random(SEED)
     seconds = 0.0
     for name in ("warm", "timed"):  # the first run also fills the machine's caches

@@ -115,7 +115,7 @@ def test_tasks_of_killed_workers_are_retried(
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_killed_driver_resumes_exactly_once(tmp_path: Path, table_format: str) -> None:
+def test_killed_driver_writes_each_row_once_after_resume(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path / "lake", table_format)
     lake.folder.mkdir()
     child = subprocess.Popen(

@@ -40,8 +40,8 @@ class Busy(BaseHTTPRequestHandler):
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yields the URL of an unavailable store. Either no server listens there, or the server answers
-    with status 503.
+    """Yields the URL of an unavailable store. Either no server listens at this URL, or the server
+    answers with status 503.
     """
     if request.param == "nobody":
         yield NOBODY
@@ -85,7 +85,7 @@ def test_unavailable_catalog_counts_as_outage() -> None:
     assert is_outage(caught.value)
 
 
-def test_other_errors_do_not_count_as_outage(tmp_path: Path) -> None:
+def test_missing_table_and_denied_access_do_not_count_as_outage(tmp_path: Path) -> None:
     with pytest.raises(deltalake.exceptions.TableNotFoundError) as caught:
         deltalake.DeltaTable(str(tmp_path))
     assert not is_outage(caught.value)

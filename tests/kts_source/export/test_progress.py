@@ -52,7 +52,7 @@ def test_progress_is_shown_as_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "━" in stream.getvalue()
 
 
-def test_tasks_without_progress_messages_count_when_they_end(tmp_path: Path) -> None:
+def test_progress_counts_ended_tasks_before_their_reports_arrive(tmp_path: Path) -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)
     progress.begin(4, 4 << 20)

@@ -32,7 +32,7 @@ def assert_different_digests(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_digest_changes_with_the_bound_value(kind: str) -> None:
+def test_digest_contains_the_value_that_each_kind_of_transform_binds(kind: str) -> None:
     assert_different_digests(KINDS[kind], [lambda: 1, lambda: 2])
 
 
@@ -87,7 +87,7 @@ def test_bound_objects_that_cannot_be_described_are_refused() -> None:
         describe_transform(closure(deep))
 
 
-def test_digest_is_equal_in_other_processes() -> None:
+def test_digest_is_equal_in_all_processes() -> None:
     code = (
         "from kts_source.export.fingerprint import describe_transform\n"
         "from tests.kts_source.export.bound_transforms import KINDS, VALUES, closure\n"

@@ -292,7 +292,7 @@ def test_export_of_typed_columns_into_table_of_bytes_raises(
         lake = Lake(folder, table_format)
         lake.export(raw)
         for evolution in ("none", "add"):
-            with pytest.raises(FingerprintError, match="value:avro"):
+            with pytest.raises(FingerprintError, match="value: bytes → avro"):
                 lake.export(good, schema_evolution=evolution)
 
 

@@ -80,12 +80,13 @@ def test_kts_export_command_writes_decoded_values_to_delta_table(
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(SCHEMA))
     arguments = ["export", options["path"], TOPIC, str(tmp_path / "table"), "--workers", "1"]
-    arguments += ["--value.format", "avro", "--value.schema", str(schema), "--json"]
+    arguments += ["--value-format", "avro", "--value-schema", str(schema), "--json"]
     arguments += ["--table-format", "delta", "--partition-by", "value.country"]
     arguments += ["--sort-within-files", "value.amount"]
     assert main(arguments) == 1
     assert "offset 3" in capsys.readouterr().err
     arguments += ["--dead-letters", str(tmp_path / "letters"), "--schema-evolution", "add"]
+    arguments += ["--max-rejected", "10%"]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["rows"], report["rejected"]) == (11, 1)

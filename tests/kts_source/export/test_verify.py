@@ -102,7 +102,7 @@ def test_verify_accepts_rows_excluded_by_where(lake: Lake) -> None:
 def test_verify_ignores_rows_of_other_topics_and_other_exports(lake: Lake) -> None:
     rows = exported(lake).rows
     exported(lake, options=source("timeline"))
-    exported(lake, export_id="second")
+    exported(lake, export_id="second", second_copy=True)
     text = verified(lake)
     assert f"verified {rows:,} rows of 2 partitions" in text
     assert "rows of other topics" in text
@@ -140,7 +140,7 @@ def test_verify_command_prints_its_result(lake: Lake) -> None:
     assert f"verified {rows:,} rows of 2 partitions" in result.output
 
 
-def test_verify_runs_only_once_with_follow(lake: Lake) -> None:
+def test_follow_verifies_the_table_only_in_its_first_round(lake: Lake) -> None:
     exported(lake)
     rounds: list[RoundMetrics] = []
 
@@ -165,7 +165,7 @@ def test_verify_accepts_compacted_table(tmp_path: Path, table_format: str) -> No
     assert f"verified {rows:,} rows" in verified(lake, **options)
 
 
-def test_verify_compares_only_row_counts_without_offset_column(lake: Lake) -> None:
+def test_verify_compares_only_row_counts_if_table_has_no_offset_column(lake: Lake) -> None:
     options = source(columns="topic,partition,value", includeHeaders="false")
     rows = exported(lake, options=options).rows
     text = verified(lake, options=options)
@@ -202,7 +202,7 @@ def test_verify_passes_after_delta_optimize(delta: Lake, partition_by: tuple[str
 
 def test_verify_reports_optimized_delta_table_of_two_exports_as_unverified(delta: Lake) -> None:
     exported(delta)
-    exported(delta, export_id="second")
+    exported(delta, export_id="second", second_copy=True)
     DeltaTable(delta.target).optimize.compact()
     assert "other exports write to this table" in verified(delta)
 
@@ -303,7 +303,7 @@ def test_verify_fails_after_another_writer_deleted_iceberg_rows(ice: Lake) -> No
         verified(ice)
 
 
-def test_verify_fails_only_if_iceberg_overwrite_removed_rows(ice: Lake) -> None:
+def test_verify_fails_after_iceberg_overwrite_only_if_rows_are_missing(ice: Lake) -> None:
     exported(ice)
     rows = ice.read()
     iceberg(ice).overwrite(rows)
@@ -365,7 +365,7 @@ def test_verify_fails_for_an_invalid_parquet_file_in_a_folder(folder: Lake) -> N
         verified(folder)
 
 
-def test_verify_skips_folder_file_with_other_schema(folder: Lake) -> None:
+def test_verify_reports_folder_file_with_foreign_schema_as_not_verified(folder: Lake) -> None:
     rows = exported(folder).rows
     other = pa.table({"topic": ["txn"], "partition": ["west"], "offset": ["a"]})
     pq.write_table(other, folder.folder / "table" / "other.parquet")

@@ -122,7 +122,7 @@ def test_pruning_with_assign_needs_num_partitions(tmp_path: Path) -> None:
 
 def test_find_command_prunes_partitions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write(tmp_path)
-    flags = ("--key", "user-7", "--partitionerPruning", "--num-partitions", "6", "--offsets")
+    flags = ("--key", "user-7", "--partitioner-pruning", "--num-partitions", "6", "--offsets")
     assert main(["find", str(tmp_path), "t", *flags]) == 0
     assert f'"partition": {partition_of(b"user-7")}' in capsys.readouterr().out
     assert main(["find", str(tmp_path), "t", "--key", "a", "--num-partitions", "6"]) == 2

@@ -137,7 +137,7 @@ def test_search_is_exhaustive_only_if_it_covers_all_records_of_the_topic(tmp_pat
     assert json.loads(certificate.to_json())["outside"] == list(certificate.outside)
 
 
-def test_search_is_exhaustive_even_if_the_store_has_a_remark(
+def test_search_is_exhaustive_although_plan_shows_a_remark_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remark = "s3fs reads the bucket orders: AWS_ENDPOINT_URL is set"
@@ -249,7 +249,7 @@ class _ArchivingStore(LocalStore):
         return super().get_range(key, *arguments, **options)
 
 
-def test_archived_segment_is_unread_and_others_are_searched(
+def test_archived_segment_is_reported_as_unread_and_all_others_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())

@@ -75,7 +75,7 @@ def test_list_of_number_options_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_number_option_works_or_raises_error_that_names_it(
+def test_rejected_number_option_is_named_and_accepted_one_changes_no_rows(
     name: str, tier: Path, tmp_path: Path
 ) -> None:
     source_options = {"path": str(tier), "subscribe": "t", "cacheDir": str(tmp_path / "cache")}

@@ -57,7 +57,9 @@ def confluent(server: Registry) -> dict[str, str]:
     return {"value.format": "avro-confluent", "value.schema-registry.url": server.url}
 
 
-def test_latest_version_is_the_reader_schema_of_a_scan(server: Registry, tmp_path: Path) -> None:
+def test_scan_keeps_the_latest_schema_version_as_reader_schema(
+    server: Registry, tmp_path: Path
+) -> None:
     options = write(tmp_path, [[b"\0\0\0\0\x15\x02\x04"]]) | confluent(server)
     scan = pickle.loads(pickle.dumps(kts_source.scan(options)))
     assert server.asked == [LATEST, "/subjects/line/versions/3"]

@@ -81,7 +81,7 @@ def test_duration_counts_back_from_now(text: str, ago: int) -> None:
     ["1h", "+1h", "now", "2026-2-25", "2026-02-30", "25.02.2026", "2026-02-25T25:00Z",
      "2026-W09-3", "2026-02-25Z", "2026-02-25T10:00 Europe/Zurich", "-1y", "-", "", "1e12"],
 )  # fmt: skip
-def test_other_text_raises_invalid_option_error(text: str) -> None:
+def test_text_that_is_no_time_raises_invalid_option_error(text: str) -> None:
     with pytest.raises(InvalidOptionError, match=r"'startingTimestamp'.*such as 2026-02-25"):
         start(text)
 
@@ -92,7 +92,7 @@ def test_bound_before_1970_raises_invalid_option_error(text: str) -> None:
         start(text)
 
 
-def test_times_by_partition_are_resolved() -> None:
+def test_times_by_partition_are_resolved_to_milliseconds() -> None:
     clock = Clock(MIDNIGHT, ZoneInfo("Asia/Tokyo"))
     times: dict[str, dict[int, Time]] = {"orders": {0: 5, 1: datetime(2026, 2, 25), 2: Ago(1000)}}
     resolved = {"orders": {0: 5, 1: MIDNIGHT - 9 * HOUR, 2: MIDNIGHT - 1000}}
@@ -106,12 +106,12 @@ def test_times_by_partition_are_resolved() -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "1.5", "null", "[1]", '"soon"'])
-def test_other_time_of_a_partition_raises_invalid_option_error(value: str) -> None:
+def test_value_of_a_partition_that_is_no_time_raises_invalid_option_error(value: str) -> None:
     with pytest.raises(InvalidOptionError, match="'startingOffsetsByTimestamp'"):
         parse_options({**BASE, "startingOffsetsByTimestamp": f'{{"orders":{{"0":{value}}}}}'})
 
 
-def test_timestamp_range_accepts_times() -> None:
+def test_timestamp_range_accepts_dates_and_durations() -> None:
     column = Column("timestamp")
     low = Compare(Op.GE, column, MIDNIGHT * 1000)
     high = Compare(Op.LT, column, (MIDNIGHT + 10 * HOUR) * 1000)
@@ -134,7 +134,9 @@ def test_stream_accepts_a_duration_as_start_but_not_as_filter() -> None:
         check_for_stream(options)
 
 
-def test_scan_fixes_a_duration_when_it_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_resolves_a_duration_only_when_the_scan_is_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import kts_source
 
     scan = kts_source.scan(tier_options("txn", endingTimestamp="-1h"))
@@ -144,7 +146,7 @@ def test_scan_fixes_a_duration_when_it_is_created(monkeypatch: pytest.MonkeyPatc
     assert scan.plan.partitions
 
 
-def test_exports_refuse_durations_that_change_their_rows(tmp_path: Path) -> None:
+def test_duration_that_would_change_the_rows_of_an_export_is_refused(tmp_path: Path) -> None:
     import kts_source
 
     target = str(tmp_path / "table")

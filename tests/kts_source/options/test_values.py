@@ -40,7 +40,7 @@ TEN = datetime(2026, 2, 25, 10, tzinfo=UTC)
          '{"file": "/key", "retries": 2.5, "user": null}'),
     ],
 )  # fmt: skip
-def test_python_value_becomes_the_text_of_spark(value: OptionValue, text: str) -> None:
+def test_python_value_is_converted_to_option_text(value: OptionValue, text: str) -> None:
     assert option_texts({"someOption": value}) == {"someOption": text}
 
 
@@ -49,19 +49,19 @@ def test_python_value_becomes_the_text_of_spark(value: OptionValue, text: str) -
     [None, 1.5, b"s3cr3t", object(), [None], [["a"]], ["a,b"], {"a": b"s3cr3t"},
      {"a": float("nan")}],
 )  # fmt: skip
-def test_value_of_other_type_raises_invalid_option_error(value: Any) -> None:  # noqa: ANN401
+def test_value_of_unsupported_python_type_raises_invalid_option_error(value: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidOptionError, match="option 'startingOffsets'") as error:
         parse_options({**BASE, "startingOffsets": value})
     assert "s3cr3t" not in str(error.value)
 
 
-def test_name_that_is_not_a_text_raises_invalid_option_error() -> None:
+def test_option_name_that_is_not_a_text_raises_invalid_option_error() -> None:
     wrong: Any = {5: "a"}
     with pytest.raises(InvalidOptionError, match=r"name of an option.*int"):
         parse_options(wrong)
 
 
-def test_options_of_python_values_are_parsed() -> None:
+def test_python_values_of_options_are_parsed() -> None:
     options = parse_options(
         {
             "path": Path("/tier"),
@@ -82,7 +82,7 @@ def test_options_of_python_values_are_parsed() -> None:
     assert parse_options({**BASE, "subscribe": ["a", "b"]}).selection == Subscribe(("a", "b"))
 
 
-def test_path_and_keywords_are_equal_to_a_dict() -> None:
+def test_path_with_keyword_options_equals_dict_of_options() -> None:
     given = tier_options("txn", columns="offset,partition")
     keywords: dict[str, Any] = {name: text for name, text in given.items() if name != "path"}
     scan = kts_source.scan(TIER, **keywords)

@@ -332,8 +332,8 @@ class PartitionLife:
         return self.has(copy, ".leader_epoch_checkpoint" if self.is_local else ".indexes")
 
     def proven_stop(self, copy: Upload) -> int:
-        """Returns one past the last offset that the remaining objects of an upload prove to a
-        reader.
+        """Returns one past the last offset of an upload that a reader can find with the remaining
+        objects of the upload.
         """
         if not self.is_local or self.has(copy, ".log"):
             return copy.stop

@@ -96,8 +96,8 @@ def check_hybrid(
         seed: Seed of random choices, such as lost objects.
         outcomes: Counter of outcomes by name. The function increments it.
         cluster: Fake cluster to use. By default, a new cluster is created.
-        by_metadata_topic: Whether the tier cannot be listed, so that the scan uses the metadata
-            topic. Some records of this topic are lost, repeated or out of order.
+        by_metadata_topic: Whether the tier cannot be listed. The scan then uses the metadata topic.
+            Some records of this topic are lost, repeated or out of order.
 
     Raises:
         AssertionError: The rows differ from the leader's log.

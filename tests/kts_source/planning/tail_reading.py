@@ -64,8 +64,8 @@ def _list_allowed_starts(life: PartitionLife) -> set[int]:
     """Returns the log starts that a scan may use.
 
     A scan may use the leader's log start. It may also use a higher log start of another replica or
-    of an upload if the records below it equal those of the leader. After an unclean election, the
-    leader may not know that these records were deleted.
+    of an upload if the leader has the same records below it. After an unclean election, the leader
+    may not know that these records were deleted.
     """
     leader = life.leader
     starts = {copy.log_start: divergence(copy.log, leader.entries) for copy in life.uploads} | {
@@ -222,8 +222,8 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
 
 
 def _continues(entries: list[Entry], life: PartitionLife) -> bool:
-    """Returns whether the leader's log contains all `entries` of a disk and all entries of the
-    newest upload.
+    """Returns whether the leader's log continues a disk's replica and the newest upload: it
+    contains all log entries of both. `entries` are the entries of the replica.
     """
     log = life.leader.entries
     if entries and divergence(entries, log) < entries[-1].stop:

@@ -300,7 +300,7 @@ def test_metadata_with_fewer_partitions_than_export_table_is_retried(
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 4
 
 
-def test_metadata_without_exported_partition_is_retried_if_another_is_empty(
+def test_metadata_without_a_partition_is_retried_if_another_partition_was_empty(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     partitions = [make_partition(), FakePartition(FakeLog(())), make_partition()]

@@ -88,7 +88,7 @@ def list_expected_rows(empty: set[int], count: int = 5) -> list[tuple[int, bytes
 
 @pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}, {0, 1, 2, 3, 4}])
 @pytest.mark.parametrize("kind", KINDS)
-def test_scan_of_empty_segments_returns_the_other_rows_without_holes(
+def test_scan_of_tier_with_empty_segments_returns_all_rows_without_holes(
     tmp_path: Path, kind: str, empty: set[int]
 ) -> None:
     options = write_tier(tmp_path, kind, empty)
@@ -130,7 +130,9 @@ def test_audit_of_empty_segments_has_no_findings(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_search_stream_and_export_accept_empty_segments(tmp_path: Path, kind: str) -> None:
+def test_tier_with_empty_segments_can_be_searched_streamed_and_exported(
+    tmp_path: Path, kind: str
+) -> None:
     empty = {1, 3}
     options = write_tier(tmp_path / "tier", kind, empty)
     search = kts_source.find(options, keys=[b"k2"])

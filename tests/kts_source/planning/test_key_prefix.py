@@ -20,9 +20,10 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.layout.find_layout import find_layout
-from kts_source.planning.segment_catalog import MAX_FOLDERS, likely_prefixes
+from kts_source.planning.tier_hints import MAX_FOLDERS, likely_prefixes
 from kts_source.store.local_store import LocalStore
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from tests.golden_data import GOLDEN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,8 +131,8 @@ def test_topics_command_finds_prefix_automatically(
     assert main(["topics", str(tmp_path), "--json"]) == 0
     out, err = capsys.readouterr()
     (row,) = json.loads(out)
-    assert (row["topic"], row["tier_end"]) == ("orders", 20)
-    assert f"found under keyPrefix '{prefix}'" in err
+    assert (row["topic"], row["tierEnd"]) == ("orders", 20)
+    assert f"found under --key-prefix {prefix}:" in err
     assert len(err.splitlines()) == 1
 
 
@@ -139,8 +140,41 @@ def test_topics_command_does_not_replace_explicit_or_ambiguous_prefix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, "a/")
-    assert main(["topics", str(tmp_path), "--keyPrefix", "b/"]) == 1
-    assert "did you mean keyPrefix 'a/'?" in capsys.readouterr().err
+    assert main(["topics", str(tmp_path), "--key-prefix", "b/"]) == 1
+    assert "did you mean --key-prefix 'a/'?" in capsys.readouterr().err
     write(tmp_path, "b/")
     assert main(["topics", str(tmp_path)]) == 1
-    assert "did you mean keyPrefix 'a/' or 'b/'?" in capsys.readouterr().err
+    assert "did you mean --key-prefix 'a/' or 'b/'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "flags", "hint"),
+    [
+        ("localtier/tier", [], "set --layout local-tiered-storage"),
+        ("localtier", [], "set --layout local-tiered-storage and --key-prefix 'tier/'"),
+        ("kafka-logs/disk", [], "set --layout kafka-logs"),
+        ("kafka-logs/disk", ["--layout", "local-tiered-storage"], "set --layout kafka-logs"),
+        ("tier", ["--layout", "kafka-logs"], "set --layout aiven and --key-prefix 'tiered/'"),
+        ("tier", ["--key-prefix", "tiere"], "did you mean --key-prefix 'tiered/'?"),
+    ],
+)
+@pytest.mark.parametrize("command", ["topics", "find", "plan"])
+def test_wrong_layout_is_an_error_that_names_the_right_one(
+    path: str, flags: list[str], hint: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"find": ["--key", "a"], "plan": ["--subscribe", "txn"]}.get(command, [])
+    assert main([command, str(GOLDEN / path), *flags, *arguments]) == 1
+    assert capsys.readouterr().err.endswith(f"{hint}\n")
+
+
+def test_audit_of_a_wrong_layout_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(GOLDEN / "localtier/tier")]) == 1
+    assert "set --layout local-tiered-storage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["topics", "segments", "audit", "verify"])
+def test_folder_without_a_tier_is_an_error(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path)]) == 1
+    assert "no tier at" in capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_epoch_of_damaged_segment_affects_only_offsets_of_that_segment() -> None
     assert [(hole.start, hole.stop) for hole in log.holes] == [(15, 30)]
 
 
-def test_offsets_below_first_epoch_of_segment_are_skipped_or_a_hole() -> None:
+def test_offsets_below_first_epoch_of_segment_are_skipped_or_become_a_hole() -> None:
     first = make_segment(10, 19, {0: 13})
     for start in (0, 13):
         log = partition_log([first, make_segment(20, 29)], make_lineage(e0=start))
@@ -187,7 +187,7 @@ def test_segment_uploaded_twice_is_read_once() -> None:
     assert [skipped.reason for skipped in log.skipped] == [COVERED]
 
 
-def test_offset_in_several_segments_is_read_from_the_one_that_starts_last() -> None:
+def test_offset_in_several_segments_is_read_from_the_segment_that_starts_last() -> None:
     log = partition_log(
         [
             make_segment(0, 99, name="long"),
@@ -243,7 +243,7 @@ def test_hole_names_the_segments_before_and_after_it() -> None:
     assert log.unverifiable == ()
 
 
-def test_hole_names_the_repeated_upload_that_is_read_after_it() -> None:
+def test_hole_names_the_copy_of_next_segment_that_is_read() -> None:
     retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
     log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes

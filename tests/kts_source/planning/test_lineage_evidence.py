@@ -96,7 +96,7 @@ class World:
 
 
 def is_log_start(checkpoint: bytes, position: int) -> bool:
-    """Returns whether byte `position` is in the start offset of the first epoch.
+    """Returns whether the byte at `position` is a digit of the start offset of the first epoch.
 
     The request DeleteRecords can raise this offset.
     """

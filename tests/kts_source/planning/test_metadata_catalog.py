@@ -276,7 +276,7 @@ def test_denied_read_of_object_raises_error_unless_object_was_deleted(
 
 
 @pytest.mark.parametrize("kind", [METADATA_REQUEST, LIST_OFFSETS, FETCH])
-def test_missing_rights_for_metadata_topic_raise_broker_access_error(
+def test_missing_permission_for_metadata_topic_raises_broker_access_error(
     world: World, kind: str
 ) -> None:
     world.write_metadata()

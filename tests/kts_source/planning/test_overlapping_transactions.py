@@ -53,7 +53,7 @@ def aborted(count: int) -> Callable[[LogBuilder], object]:
 
 
 def abort(builder: LogBuilder) -> object:
-    """Appends the abort marker of the transaction of `aborted`."""
+    """Appends the marker that aborts the records of `aborted`."""
     return builder.abort(1)
 
 
@@ -141,7 +141,7 @@ def test_lost_index_entry_of_segment_that_contains_another_segment_raises_error(
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_lost_marker_of_transaction_below_log_start_skips_no_other_rows(local: bool) -> None:
+def test_lost_marker_of_transaction_open_at_log_start_skips_only_its_rows(local: bool) -> None:
     steps = [aborted(2), aborted(1), plain(2), plain(2), plain(2), abort, plain(2)]
     first, second = rolled(steps, {0, 3, 4, 5}), rolled(steps, {0, 2, 4, 5})
     # The log starts at 2, inside the transaction. Its marker at 9 is lost.
@@ -167,8 +167,8 @@ def test_transaction_across_hole_before_partly_read_segment_is_committed(
 def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> BuiltLog:
     """Builds segments [0, 2), [2, 5), [5, 6), [6, 7), [7, 8) and [8, 10).
 
-    A transaction begins at 0 and ends at 2. The next one of its producer begins at 3 and ends at 8
-    with the marker of `end`.
+    A transaction begins at 0 and ends at 2. The next transaction of the same producer begins at 3
+    and ends at 8. `end` appends its marker.
     """
     steps = [
         aborted(1),
@@ -186,7 +186,7 @@ def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("stop", [6, 7, 8, 10])
-def test_transaction_that_begins_in_hole_is_committed_if_another_one_ends_there(
+def test_commit_of_transaction_that_begins_in_hole_ignores_earlier_transaction(
     stop: int, local: bool
 ) -> None:
     log = with_two_transactions_around_a_hole(commit)
@@ -247,7 +247,7 @@ def test_lost_index_entry_is_detected_if_partly_read_segment_follows_hole(
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("stop", [9, 10, 11, 12])
 @pytest.mark.parametrize("end", [commit, abort])
-def test_transaction_across_two_holes_and_invalid_snapshot_has_its_outcome(
+def test_transaction_across_two_holes_and_invalid_snapshot_keeps_its_outcome(
     end: Callable[[LogBuilder], object], stop: int, local: bool
 ) -> None:
     steps = [aborted(1), plain(1), plain(2), plain(2), plain(2), aborted(1), plain(1), end]
@@ -262,8 +262,8 @@ def test_transaction_across_two_holes_and_invalid_snapshot_has_its_outcome(
 
 
 def check_reads_with_holes(seed: int) -> None:
-    """Reads overlapping segments without one or two of them. No read may return aborted records. A
-    read may raise an error only if an entry of a transaction index is also missing.
+    """Reads overlapping segments of which one or two are missing. No read may return aborted
+    records. A read may raise an error only if an entry of a transaction index is also missing.
     """
     source = random.Random(seed)
     steps = random_steps(source)
@@ -320,7 +320,7 @@ def hybrid_offsets(
     Args:
         log: The log of the brokers.
         segments: Segments of the tier.
-        versions: Max versions of requests that brokers support, by name.
+        versions: Maximum version of each request that brokers support, by name of the request.
         local_start: First offset that brokers have on their disks.
         stop: End of the read, exclusive.
         start: First offset of the read.
@@ -369,7 +369,7 @@ def test_read_that_starts_in_partly_read_segment_uses_the_tier(
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_transaction_after_the_read_needs_no_outcome_from_old_brokers(stop: int) -> None:
+def test_read_that_ends_before_a_transaction_succeeds_with_old_brokers(stop: int) -> None:
     steps = [plain(2), aborted(2), commit, plain(1), plain(2), plain(2)]
     log = rolled(steps, {1, 3, 4})
     segments = [files for files in log.segments if files.base_offset != 4]
@@ -487,14 +487,14 @@ def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
     return refused, wrong
 
 
-def test_randomly_damaged_overlapping_segments_return_right_rows_or_raise() -> None:
+def test_randomly_damaged_overlapping_segments_return_expected_rows_or_raise() -> None:
     results = [wrong_reads(seed, 6) for seed in range(25)]
     assert sum(refused for refused, _ in results) > 10
     assert [text for _, wrong in results for text in wrong] == []
 
 
 @pytest.mark.fuzz
-def test_overlapping_segments_damaged_with_new_seed_return_right_rows_or_raise() -> None:
+def test_overlapping_segments_damaged_with_new_seed_return_expected_rows_or_raise() -> None:
     end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):

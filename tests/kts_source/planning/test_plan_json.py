@@ -36,7 +36,7 @@ def test_plan_without_tasks_raises_invalid_option_error() -> None:
         ScanPlan.from_json(json.dumps({**make_plan_document("txn"), "tasks": []}))
 
 
-def test_plan_with_where_may_omit_offsets_but_no_bytes_between_slices() -> None:
+def test_plan_with_where_may_skip_offsets_but_not_bytes_between_slices() -> None:
     plan = make_plan_document("txn", where="offset >= 700")
     ScanPlan.from_json(json.dumps(plan))
     slices = [task_slice for task in plan["tasks"] for task_slice in task]

@@ -181,7 +181,7 @@ def test_plan_that_exceeds_limits_raises_plan_too_large_error() -> None:
     kts_source.plan(tier_options("codecs", maxPlanBytes="1g", maxPlanRequests="1000"))
 
 
-def test_check_plan_with_archived_object_raises_archived_object_error() -> None:
+def test_check_plan_raises_archived_object_error_for_archived_object() -> None:
     plan = kts_source.plan(tier_options("codecs"))
     (task,) = plan.tasks
     task_slice = task.slices[1]

@@ -23,7 +23,9 @@ _describe = AivenLayout.describe
 
 
 def plan_with(partitions: int, monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Plans a scan of `partitions` partitions. Each thread calls `note` before it lists one."""
+    """Plans a scan of `partitions` partitions. Each thread calls `note` before it lists a
+    partition.
+    """
 
     def listing(self: AivenLayout, *arguments: object) -> object:
         note()

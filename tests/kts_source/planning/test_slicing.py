@@ -151,7 +151,7 @@ def test_option_min_partitions_splits_segments_by_bytes_instead_of_offsets(
     assert counted[few.segment_id] == counted[many.segment_id]
 
 
-def test_compressed_and_encrypted_segments_are_split_into_more_tasks() -> None:
+def test_task_count_increases_with_compression_and_with_encryption() -> None:
     plain = [make_segment(100, number=n) for n in range(600)]
     compressed = [make_segment(100, number=n, compressed=True) for n in range(600)]
     both = [make_segment(100, number=n, compressed=True, encrypted=True) for n in range(600)]

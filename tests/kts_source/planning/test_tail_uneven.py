@@ -142,7 +142,9 @@ def test_checkpoint_offset_above_the_end_of_all_disks_raises_data_loss_error(
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
-def test_future_delete_and_stray_folders_are_reported(scene: TierAndDisk, state: str) -> None:
+def test_folders_of_future_deleted_and_stray_replicas_are_reported(
+    scene: TierAndDisk, state: str
+) -> None:
     scene.copy(LOG, 0, 1)
     disk = scene.disk.write(LOG)
     copy_to_unserved_folder(disk, state, number=1)

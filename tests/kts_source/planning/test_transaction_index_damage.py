@@ -138,21 +138,21 @@ def check(outcomes: Iterable[Outcome]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_scan_with_damaged_index_returns_right_rows_or_raises(seed: int) -> None:
+def test_scan_with_damaged_index_returns_rows_of_undamaged_tier_or_raises(seed: int) -> None:
     check(read_damaged_tiers(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
 
 
-def test_scan_with_damaged_index_and_lost_snapshots_returns_right_rows_or_raises() -> None:
+def test_scan_with_damaged_index_and_lost_snapshots_returns_expected_rows_or_raises() -> None:
     damage = Damage(lost_snapshots=True)
     check(read_damaged_tiers(2, local=True, flips=1, damage=damage, share=0.3))
 
 
-def test_scan_with_damaged_index_and_hole_returns_right_rows_or_raises() -> None:
+def test_scan_with_damaged_index_and_hole_returns_expected_rows_or_raises() -> None:
     damage = Damage(lost_segment=1)
     check(read_damaged_tiers(1, local=False, flips=1, damage=damage, share=0.3))
 
 
-def test_scan_of_brokers_and_damaged_tier_returns_right_rows_or_raises() -> None:
+def test_scan_of_brokers_and_damaged_tier_returns_expected_rows_or_raises() -> None:
     results = list(read_damaged_hybrid_tiers(0, flips=1, share=0.06))
     assert any(result.rows == result.expected for result in results)
     assert [str(result) for result in results if result.is_silently_wrong] == []
@@ -259,7 +259,7 @@ def compact_twice(builder: LogBuilder) -> BuiltLog:
         {"where": "offset < 4"},
     ],
 )
-def test_abort_marker_without_index_entry_is_accepted_if_its_records_were_compacted(
+def test_abort_marker_without_index_entry_is_accepted_if_records_were_compacted(
     options: dict[str, str], local: bool
 ) -> None:
     builder = LogBuilder()
@@ -342,7 +342,7 @@ def test_lost_index_entry_is_detected_around_empty_segment_without_snapshots(
 
 
 @pytest.mark.fuzz
-def test_scans_with_random_index_damage_return_right_rows_or_raise() -> None:
+def test_scans_with_random_index_damage_return_expected_rows_or_raise() -> None:
     seconds = float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 8
     end = time.monotonic() + seconds
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))

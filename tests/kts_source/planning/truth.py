@@ -49,8 +49,8 @@ class PartitionTruth:
             epoch.
         is_ambiguous: Whether several copies have the highest epoch and end, but different log
             starts. Then only the times of these copies show which copy is newest.
-        is_start_unsure: Whether the tier looks like a tier with a damaged checkpoint, so that
-            planning raises an error.
+        is_start_unsure: Whether the tier looks like a tier with a damaged checkpoint. Planning then
+            raises an error.
         copied: Start time in ms and first offset of each complete copy.
         spoiled: Names of damaged side files of complete copies, and of damaged checkpoints of
             incomplete copies.
@@ -259,8 +259,9 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_star
 
     This is possible if retention deleted the first segments after the newest checkpoint was copied.
     The log then begins above the log start of the checkpoint. In addition, another segment must
-    have offsets between these two log starts. This segment is of a dead branch that ends exactly
-    where the log begins, or of an earlier leader whose log start was inside the first segment.
+    have offsets between these two log starts. This segment belongs to a dead branch and ends
+    exactly where the log begins, or an earlier leader copied it, whose log start was inside the
+    segment.
 
     Args:
         truth: Expected content of the partition.

@@ -66,7 +66,7 @@ def test_fetch_returns_ranges_in_order(
     assert store.max_running <= threads
 
 
-def test_fetch_reads_nothing_before_the_first_next() -> None:
+def test_fetch_reads_nothing_before_its_first_result_is_requested() -> None:
     store = RecordingStore()
     with fetching(store, requests(3)):
         assert store.asked == []

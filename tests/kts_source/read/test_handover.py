@@ -175,7 +175,7 @@ def test_batches_that_wait_for_a_slow_consumer_are_limited(monkeypatch: pytest.M
                 assert begun[0] - consumed <= 18
 
 
-def test_no_thread_starts_before_the_first_next() -> None:
+def test_no_thread_starts_before_the_first_batch_is_requested() -> None:
     batches = in_threads(reads_of([5]), 2, ordered=True)
     time.sleep(0.01)
     assert live_threads() == []

@@ -106,7 +106,7 @@ def stored_bytes(segments: int = SEGMENTS) -> int:
     return sum(sum(shape(number).stored_sizes) for number in range(segments))
 
 
-def test_full_scan_sends_few_requests() -> None:
+def test_full_scan_sends_at_most_one_request_per_8_mib_and_3_per_segment() -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes="4g")
     before = store.counters

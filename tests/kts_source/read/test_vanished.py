@@ -241,7 +241,7 @@ def test_incomplete_metrics_line_is_ignored(
     assert summaries == [()]
 
 
-def test_metrics_of_other_versions_are_read() -> None:
+def test_metrics_with_unknown_or_missing_members_are_read() -> None:
     line = TaskMetrics(scan="s", rows=3, lost=("a",)).to_json()
     assert TaskMetrics.from_json(line) == TaskMetrics(scan="s", rows=3, lost=("a",))
     assert TaskMetrics.from_json('{"rows": 2, "unheard_of": []}') == TaskMetrics(rows=2)

@@ -161,7 +161,7 @@ def test_failfast_raises_for_malformed_condition_field(damaged: dict[str, str]) 
     assert first["offset"].to_pylist() == [0, 1, 2]
 
 
-def test_failfast_ignores_malformed_fields_outside_condition_in_excluded_rows(
+def test_failfast_raises_for_malformed_field_outside_condition_only_if_row_matches(
     tmp_path: Path,
 ) -> None:
     # The field `note` is not UTF-8. This has no effect on scans that decode only `country`.
@@ -185,7 +185,9 @@ def test_permissive_treats_malformed_values_as_null_in_conditions(damaged: dict[
     assert offsets(options, "value.amount > 23") == [24, 26, 28, 29, 0]
 
 
-def test_permissive_keeps_matching_rows_with_malformed_other_fields(tmp_path: Path) -> None:
+def test_permissive_keeps_matching_rows_with_malformed_fields_outside_condition(
+    tmp_path: Path,
+) -> None:
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]])
     options |= as_avro(**{"value.mode": "PERMISSIVE"})

@@ -46,7 +46,9 @@ def elsewhere() -> Iterator[Registry]:
 
 
 def place_of(options: dict[str, str]) -> RegistryPlace:
-    """Returns the registry for `options`. Their names omit the prefix `value.schema-registry.`."""
+    """Returns the registry for `options`. The names in `options` omit the prefix
+    `value.schema-registry.`.
+    """
     source_options = {f"value.schema-registry.{name}": text for name, text in options.items()}
     record = {"value.format": "avro-confluent", "value.schema": '"int"'}
     (form,) = parse_options({"path": "/x", "subscribe": "t", **record, **source_options}).formats

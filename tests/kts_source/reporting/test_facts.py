@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,13 +35,21 @@ def cli(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> st
         for path in sorted(KEYS.glob("*.private.pem"))
     ]
     flags = [text for key in keys for text in ("-o", key)]
-    assert main([command, str(TIER), "--keyPrefix", KEY_PREFIX, *flags, *arguments]) == 0
+    assert main([command, str(TIER), "--key-prefix", KEY_PREFIX, *flags, *arguments]) == 0
     return capsys.readouterr().out
 
 
+def snake_cased(text: str) -> list[dict[str, Any]]:
+    """Parses JSON rows, and names their fields like attributes in Python."""
+    return [
+        {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name): row[name] for name in row}
+        for row in json.loads(text)
+    ]
+
+
 def test_page_numbers_match_kts_topics(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = json.loads(cli(capsys, "topics", "--json"))
-    cli(capsys, "report", "-o", str(tmp_path / "report.html"))
+    rows = snake_cased(cli(capsys, "topics", "--json"))
+    cli(capsys, "report", "--output", str(tmp_path / "report.html"))
     page = read_page((tmp_path / "report.html").read_text())
     assert len(page.partitions) == len(rows) > 15
     for shown, row in zip(page.partitions, rows, strict=True):
@@ -229,17 +238,17 @@ def test_invalid_audit_file_is_refused(
     options = tier_options("crashed")
     path = tmp_path / "audit.json"
     path.write_text(change(kts_source.audit(options).to_json()))
-    flags = ["--subscribe", "crashed", "--keyPrefix", KEY_PREFIX, "--audit", str(path)]
-    assert main(["report", str(TIER), *flags, "-o", str(tmp_path / "x.html")]) == 2
+    flags = ["--subscribe", "crashed", "--key-prefix", KEY_PREFIX, "--audit", str(path)]
+    assert main(["report", str(TIER), *flags, "--output", str(tmp_path / "x.html")]) == 2
     assert "written by kts audit --report" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
 
 
 def test_report_command_requires_one_output_file(capsys: pytest.CaptureFixture[str]) -> None:
-    where = [str(TIER), "--keyPrefix", KEY_PREFIX, "--subscribe", "codecs"]
+    where = [str(TIER), "--key-prefix", KEY_PREFIX, "--subscribe", "codecs"]
     assert main(["report", *where]) == 2
     assert "--output" in capsys.readouterr().err
-    assert main(["report", *where, "-o", "/nowhere/x.html"]) == 2
+    assert main(["report", *where, "--output", "/nowhere/x.html"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert main(["report", *where, "-o", "a.html", "-o", "b.html"]) == 2
 
@@ -247,10 +256,10 @@ def test_report_command_requires_one_output_file(capsys: pytest.CaptureFixture[s
 def test_report_lists_partitions_without_encryption_key(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    where = [str(TIER), "--keyPrefix", KEY_PREFIX]
+    where = [str(TIER), "--key-prefix", KEY_PREFIX]
     assert main(["topics", *where, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert main(["report", *where, "-o", str(tmp_path / "report.html")]) == 0
+    rows = snake_cased(capsys.readouterr().out)
+    assert main(["report", *where, "--output", str(tmp_path / "report.html")]) == 0
     page = read_page((tmp_path / "report.html").read_text())
     open_rows = [row for row in rows if row["log_start"] is not None]
     locked = [row for row in rows if row["log_start"] is None]
@@ -262,7 +271,7 @@ def test_report_lists_partitions_without_encryption_key(
     assert page.facts["locked"] == [
         {name: row[name] for name in (*names, "original_bytes")} for row in locked
     ]
-    only_locked = [*where, "--subscribe", "encrypted", "-o", str(tmp_path / "none.html")]
+    only_locked = [*where, "--subscribe", "encrypted", "--output", str(tmp_path / "none.html")]
     assert main(["report", *only_locked]) == 1
     assert "encryption.key.pairs" in capsys.readouterr().err
 

@@ -265,7 +265,7 @@ def test_adlfs_reads_objects_with_unquoted_etags(
         (503, "ServerBusy", StoreUnavailableError),
     ],
 )
-def test_error_class_follows_status_and_code(
+def test_error_class_depends_on_status_and_code(
     service: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     service.error = status, code

@@ -40,7 +40,7 @@ def test_token_of_a_request_is_masked_in_the_log(
         ("100 % of it", "100 % of it"),
     ],
 )
-def test_tokens_in_other_log_texts_are_masked(
+def test_tokens_in_logged_xml_dictionaries_and_urls_are_masked(
     text: str, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     hide_tokens()

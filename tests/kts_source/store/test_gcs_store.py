@@ -349,7 +349,7 @@ def test_gcsfs_repeats_reads_that_fail_with_404_or_400_in_obstore(
         (503, "ServiceUnavailable", StoreUnavailableError),
     ],
 )
-def test_error_class_follows_status(
+def test_error_class_depends_on_status(
     service: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     service.error = status, code

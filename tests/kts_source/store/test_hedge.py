@@ -58,7 +58,7 @@ def test_second_request_is_not_sent_if_the_first_response_is_prompt(attempts: At
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-def test_first_response_is_returned_and_cancels_the_other_request(
+def test_first_response_is_returned_and_the_slower_request_is_cancelled(
     attempts: Attempts, winner: int
 ) -> None:
     with ThreadPoolExecutor(1) as pool:

@@ -42,7 +42,7 @@ def server(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.parametrize("second", ["answers", "fails"])
 @pytest.mark.parametrize("cloud", ["s3", "s3fs", "obstore gcs", "obstore azure", "presigned"])
-def test_hedged_reads_return_right_bytes(
+def test_hedged_reads_return_the_requested_bytes(
     server: FakeCloud, tmp_path: Path, cloud: str, second: str
 ) -> None:
     if "obstore" in cloud and importlib.util.find_spec("obstore") is None:

@@ -131,7 +131,7 @@ def test_failed_listing_is_retried(
     assert store.counters.retries == 2
 
 
-def test_listing_omits_folder_that_is_deleted_during_it(
+def test_listing_omits_folder_that_is_deleted_during_the_listing(
     faulty: tuple[type[Any], FsspecStore],
 ) -> None:
     filesystem, store = faulty

@@ -47,7 +47,7 @@ def listed(folder: Path, urls: object, name: str = "list.json") -> str:
     return f"presigned+{path.as_uri()}"
 
 
-def test_presigned_store_lists_looks_up_and_reads_objects(
+def test_presigned_store_can_list_look_up_and_read_objects(
     s3_server: S3Server, tmp_path: Path
 ) -> None:
     bucket = s3_server.make_bucket()

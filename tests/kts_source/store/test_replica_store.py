@@ -201,7 +201,7 @@ def test_mirror_can_have_its_own_credentials() -> None:
     assert "secret-two" not in repr(fetch)
 
 
-def test_kip_names_of_remote_fetch_timeout_options_are_accepted() -> None:
+def test_remote_fetch_timeouts_are_accepted_under_their_names_in_the_kip() -> None:
     source_options = {
         **tier_options("epochs"),
         "fetch.remote.connect.timeout.ms": "1500",

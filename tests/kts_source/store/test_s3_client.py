@@ -1,6 +1,7 @@
 """Checks the botocore session that the package gives to s3fs.
 
-The session loads descriptions of AWS services faster, and must support all services.
+The session loads descriptions of AWS services faster than botocore's own session, and must support
+all services.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def test_s3fs_reads_buckets_with_special_names(clean_environment: None, name: st
         s3_settings(name, arguments)
 
 
-def test_options_of_obstore_are_unsupported() -> None:
+def test_obstore_client_options_raise_fsspec_only_error() -> None:
     """If options of obstore had an effect, s3fs would read a plan with different settings."""
     options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
     with pytest.raises(FsspecOnlyError, match="client_options"):

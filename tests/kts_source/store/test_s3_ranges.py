@@ -265,7 +265,7 @@ def test_read_of_another_etag_raises_object_changed_error(bucket: OneObject) -> 
         (503, "SlowDown", StoreUnavailableError),
     ],
 )
-def test_error_class_follows_status_and_code(
+def test_error_class_depends_on_status_and_code(
     bucket: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     bucket.error = status, code

@@ -155,7 +155,7 @@ def test_memory_for_the_body_of_an_error_is_bounded(clean_environment: None, len
 def test_broken_connection_raises_store_unavailable_error(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """The keys are from the AWS chain. A broken connection must not count as their refusal."""
+    """The keys are from the AWS chain. A broken connection must not count as refused keys."""
     _chain(monkeypatch, TOKEN)
     with serving(lambda server, sock: server.request(sock)) as server:
         store = _store(server, **options)

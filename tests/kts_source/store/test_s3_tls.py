@@ -332,7 +332,7 @@ def test_every_request_uses_a_tunnel_of_the_proxy_in_the_environment(
 
 
 @pytest.mark.parametrize("excluded", ["localhost", "example.com,localhost", "*"])
-def test_no_proxy_setting_is_respected(
+def test_environment_variable_no_proxy_is_respected(
     server: TlsCloud,
     proxy: ConnectProxy,
     monkeypatch: pytest.MonkeyPatch,

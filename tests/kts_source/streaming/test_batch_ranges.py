@@ -102,7 +102,7 @@ def test_next_position_without_new_offsets_is_unchanged() -> None:
     )
 
 
-def test_next_position_records_begin_of_new_partitions() -> None:
+def test_next_position_contains_begin_of_new_partitions() -> None:
     pending = [
         pending_partition(0, 5, 9, is_in_position=True),
         pending_partition(1, 3, 9, is_in_position=False),

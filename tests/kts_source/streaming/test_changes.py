@@ -262,7 +262,7 @@ def test_unread_segments_without_manifest_raise_data_loss_error(tier: GrowingTie
     assert not stream.batch()
 
 
-def test_one_segment_without_manifest_in_each_partition_is_a_copy_in_progress(
+def test_single_segment_without_manifest_counts_as_copy_in_progress(
     tier: GrowingTier,
 ) -> None:
     folders = [tier.folder("txn", number) for number in (0, 1)]

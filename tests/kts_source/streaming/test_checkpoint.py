@@ -90,7 +90,7 @@ def test_end_offsets_of_named_sources_need_a_source_name(tmp_path: Path) -> None
         end_offsets(checkpoint, source="new")
 
 
-def test_end_offsets_read_checkpoint_in_object_store() -> None:
+def test_end_offsets_are_read_from_checkpoint_in_object_store() -> None:
     files = fsspec.filesystem("memory")
     for name, text in (
         ("offsets/9", f"v1\n{HEAD}\n{text_of({'a': {'0': 4}})}"),

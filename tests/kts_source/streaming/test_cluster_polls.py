@@ -363,7 +363,9 @@ def test_unclean_election_with_longer_log_raises_data_loss_error(
     lenient.close()
 
 
-def test_position_in_log_with_many_epochs_records_epoch_of_batch_end(brokers: FakeCluster) -> None:
+def test_position_in_log_with_many_epochs_has_the_epoch_of_its_batch_end(
+    brokers: FakeCluster,
+) -> None:
     """A position far below the newest epoch records the epoch of the last record before it."""
     partition = FakePartition(
         log_of_epochs(*((epoch, 1) for epoch in range(0, 1200, 3))), epoch=1197

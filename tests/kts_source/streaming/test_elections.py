@@ -1,4 +1,4 @@
-"""Checks that a stream detects a new leader that replaced records which the stream has read.
+"""Checks that a stream detects if a new leader has replaced records that were already read.
 
 The leader epoch of the last read record shows the replacement.
 """
@@ -83,7 +83,9 @@ def test_segments_uploaded_again_add_no_batch(tmp_path: Path, stream: Running) -
 
 
 def test_replayed_batch_with_replaced_records_raises_data_loss_error(tmp_path: Path) -> None:
-    """The replayed batch would have other rows than the sink may have already stored."""
+    """The replayed batch would have other rows than the first run of the batch. The sink may have
+    already stored the rows of the first run.
+    """
     write(tmp_path, branch((0, 10), (1, 10)), 0)
     strict, lenient = (
         Running(tmp_path, "t", keyPrefix="", failOnDataLoss=text) for text in ("true", "false")

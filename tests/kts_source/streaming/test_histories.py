@@ -404,7 +404,7 @@ def test_index_damaged_between_batches_loses_no_row() -> None:
     assert [offset for (_, offset), _ in history_stream.rows] == list(range(18))
 
 
-def test_history_that_once_failed_returns_each_row_once() -> None:
+def test_regression_history_returns_each_row_once() -> None:
     assert run(["4089210482-1472"]).total() == 1
 
 

@@ -143,7 +143,7 @@ def test_listing_shows_rewritten_objects_near_the_ends_immediately(
     scene.count_requests()
 
 
-def test_listing_shows_copy_in_progress_after_it_completes(scene: Scene) -> None:
+def test_listing_after_copy_in_progress_completes_takes_two_requests(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     del scene.objects[scene.key(39, "rsm-manifest")]

@@ -275,7 +275,7 @@ def test_stream_waits_while_listing_is_unavailable(
     tier.add(folder, stems)
     listings.error = StoreUnavailableError("no answer")
     assert not stream.batch()
-    assert "waits for its store: no answer" in caplog.text
+    assert "waits for the store: no answer" in caplog.text
     listings.error = None
     assert stream.batch()
 

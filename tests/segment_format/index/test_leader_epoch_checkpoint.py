@@ -19,7 +19,7 @@ LINEAGES = st.lists(
 )
 
 
-def test_checkpoint_with_other_line_ends_parses() -> None:
+def test_checkpoint_with_windows_line_ends_or_without_last_line_end_parses() -> None:
     checkpoint = LeaderEpochCheckpoint.from_bytes(b"0\r\n2\r\n0 \t0\r\n5  80\r\n")
 
     assert checkpoint.entries == (EpochEntry(0, 0), EpochEntry(5, 80))

@@ -80,7 +80,7 @@ def test_concurrent_processes_share_one_compilation(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.o"))) == 1
 
 
-def test_feed_before_all_rows_are_read_or_after_finish_raises_error() -> None:
+def test_feed_raises_before_all_rows_are_read_and_after_finish() -> None:
     data = write_batch([SimpleRecord(b"v")] * 9, base_offset=0)
     decoder = RecordDecoder(columns=("offset",), max_rows=1)
     next(decoder.feed(data))

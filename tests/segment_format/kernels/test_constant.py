@@ -36,7 +36,7 @@ def test_single_constant_column_has_a_row_per_record() -> None:
     assert [chunk.num_rows for chunk in table.to_batches()] == [5, 5, 5, 5, 3]
 
 
-def test_constant_column_has_more_rows_in_a_larger_next_batch() -> None:
+def test_constant_column_has_all_rows_of_a_batch_larger_than_the_previous_one() -> None:
     """The last batch of a window is smaller than the batches of the next window."""
     decoder = RecordDecoder(columns=("topic",), constants=LOCATION, max_rows=15)
     sizes = [batch.num_rows for batch in (*decoder.feed(DATA[:300]), *decoder.flush())]

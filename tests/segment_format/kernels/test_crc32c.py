@@ -65,7 +65,7 @@ def checksum(request: pytest.FixtureRequest) -> Callable[..., int]:
     return _callable(implementations[request.param])
 
 
-def test_checksum_of_known_text_matches(checksum: Callable[..., int]) -> None:
+def test_checksum_matches_value_in_tests_of_kafka(checksum: Callable[..., int]) -> None:
     assert checksum(np.frombuffer(b"Some String", np.uint8)) == 608512271
 
 

@@ -1,6 +1,6 @@
 """Tests of the kernels' own decompressors: their output must equal the libraries' output.
 
-The kernels may leave any payload to the libraries. Another test checks that they decompress what
+The kernels may delegate any payload to the libraries. Another test checks that they decompress what
 producers usually write.
 """
 
@@ -61,7 +61,7 @@ PAGES = GuardedPages(1 << 20)
 
 def in_kernel(codec: str, payload: bytes) -> bytes | None:
     """Decompresses a payload that ends at a guard page. Returns None if the kernel does not support
-    the payload, so that the library must decompress it.
+    the payload. The library must then decompress it.
     """
     data = PAGES.ending_with(payload)
     bound = bound_of(codec == "lz4", data)

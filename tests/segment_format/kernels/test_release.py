@@ -1,7 +1,7 @@
 """Tests that a batch can be released without the GIL.
 
 Engines release batches from a native thread while a Python thread keeps the GIL and waits. The test
-runs in its own process, because a process hangs if the test fails.
+runs in its own process, because the process hangs if the test fails.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def batch_of(base: int, deltas: list[int], last_offset_delta: int) -> bytes:
         ),
     ],
 )
-def test_batch_with_impossible_record_offsets_raises(
+def test_impossible_record_offsets_raise(
     deltas: list[int], last_offset_delta: int, text: str, columns: str
 ) -> None:
     data = batch_of(64, [0, 1, 2, 3], 3) + batch_of(68, deltas, last_offset_delta)
@@ -180,13 +180,13 @@ def test_batch_with_impossible_record_offsets_raises(
             list(read(data))
 
 
-def test_batch_with_impossible_record_offsets_raises_with_key_filter() -> None:
+def test_impossible_record_offsets_raise_even_if_key_filter_matches_no_record() -> None:
     decoder = RecordDecoder(columns=("offset",), keys=KeySet.of([b"other"]))
     with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
 
 
-def test_batch_with_impossible_record_offsets_raises_without_columns() -> None:
+def test_impossible_record_offsets_raise_even_if_no_column_is_selected() -> None:
     decoder = RecordDecoder(columns=())
     with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])

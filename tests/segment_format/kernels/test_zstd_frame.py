@@ -86,7 +86,7 @@ def test_zstd_size_bound_with_checksum_or_small_window_matches_parser() -> None:
         pytest.param(b"", id="nothing"),
     ],
 )
-def test_zstd_size_bound_of_unusual_payload_is_unknown(stored: bytes) -> None:
+def test_zstd_size_bound_is_unknown_unless_payload_is_one_frame_without_size(stored: bytes) -> None:
     assert in_kernel(stored) == -1
 
 

@@ -152,7 +152,7 @@ def test_zstd_frame_with_wrong_content_size_raises() -> None:
     [lambda frame: frame + b"x", lambda frame: frame + frame, lambda frame: frame[:-1]],
     ids=["a byte more", "two frames", "truncated"],
 )
-def test_several_or_truncated_zstd_frames_raise(change: Any) -> None:  # noqa: ANN401 - a lambda
+def test_payload_that_is_not_exactly_one_zstd_frame_raises(change: Any) -> None:  # noqa: ANN401 - a lambda
     frame = base64.b64decode(encode_chunk_sizes([1, 2, 3]))
     with pytest.raises(InvalidManifestError):
         decode_chunk_sizes(base64.b64encode(change(frame)).decode("ascii"))

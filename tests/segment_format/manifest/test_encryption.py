@@ -106,7 +106,7 @@ def test_wrong_private_key_raises() -> None:
         unwrap_data_key(wrapped_in("aes"), GOLDEN_KEY)
 
 
-def test_private_key_of_other_length_raises() -> None:
+def test_data_key_wrapped_for_a_shorter_private_key_raises() -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
     with pytest.raises(DecryptionError, match="has 256 bytes, but this RSA key produces 384"):
         unwrap_data_key(wrapped_in("aes"), load_private_key(pem_of(key)))

@@ -101,7 +101,7 @@ def test_zstd_frame_with_false_content_size_raises() -> None:
         restore_chunk(bytes(frame), Chunk(0, 0, 80000, 0, len(frame)), compression=True)
 
 
-def test_unusual_zstd_frame_raises() -> None:
+def test_payload_that_is_not_one_zstd_frame_with_size_raises() -> None:
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
     with pytest.raises(ChunkError, match="states no size"):
         restore_chunk(unsized, chunk_of(TEXT, unsized), compression=True)

@@ -34,7 +34,7 @@ def read(values: list[bytes], kind: pa.DataType | None = None) -> list[MetadataR
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_usual_records_parse_without_call_of_readable_parser(
+def test_records_written_by_kafka_parse_without_the_readable_parser(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())
@@ -146,7 +146,7 @@ def test_overlong_varints_parse() -> None:
     assert read([longer, value, longest]) == [COPY_STARTED] * 3
 
 
-def test_unusual_records_between_usual_records_parse() -> None:
+def test_records_with_tags_or_unordered_epochs_parse_between_plain_records() -> None:
     many = tuple(TaggedField(tag, bytes([tag])) for tag in range(1, 9))
     unusual: list[tuple[MetadataRecord, bytes]] = [
         (COPY_STARTED, write_metadata_record(COPY_STARTED, wire))

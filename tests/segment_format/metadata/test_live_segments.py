@@ -164,7 +164,7 @@ def test_repeated_first_event_of_segment_applies_only_before_copy_finishes() -> 
     assert (segment.end_offset, segment.state) == (99, FINISHED)
 
 
-def test_equal_segment_ids_of_other_partitions_are_different_segments() -> None:
+def test_equal_segment_ids_in_different_partitions_are_different_segments() -> None:
     other_segments = [
         replace(SEGMENT, segment_id=RemoteLogSegmentId(partition, SEGMENT.segment_id.id))
         for partition in (

@@ -159,7 +159,7 @@ def test_leader_epochs_in_hash_order_are_sorted() -> None:
     assert parsed == COPY_STARTED
 
 
-def test_false_txn_index_empty_is_not_parsed_as_missing() -> None:
+def test_txn_index_empty_with_value_false_is_not_parsed_as_missing() -> None:
     said_no = VALUES["type0+txnIndexEmpty"][:-1] + b"\0"
     parsed = parse_metadata_record(said_no)
     assert parsed == replace(COPY_STARTED, txn_index_empty=False)

@@ -95,7 +95,7 @@ def test_truncated_header_raises_truncated_batch_error(size: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [-1, 0, 1, 3])
-def test_header_with_another_magic_raises(magic: int) -> None:
+def test_header_with_magic_other_than_2_raises(magic: int) -> None:
     with pytest.raises(UnsupportedMagicError):
         RecordBatchHeader.from_bytes(patched(">b", 16, magic))
 

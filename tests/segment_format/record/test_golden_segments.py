@@ -99,7 +99,7 @@ def expected_row(row: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-def test_expected_topics_of_golden_tier_are_uncompressed() -> None:
+def test_golden_tier_has_uncompressed_segments_of_every_listed_topic() -> None:
     assert {topic for topic, _ in PARTITIONS} >= {
         "appendtime",
         "codecs",

@@ -102,7 +102,7 @@ def test_gap_in_compacted_log_is_accepted() -> None:
     assert end_of(batch(0) + batch(9)) == 10  # more than one bit away from 2
 
 
-def test_last_batch_with_flipped_offset_bit_that_contradicts_index_raises() -> None:
+def test_last_batch_whose_offset_contradicts_the_offset_index_raises() -> None:
     data = batch(0) + batch(2) + batch(4)
     position = 2 * len(batch(0))
     assert end_of(data, position=position, indexed=5) == 5

@@ -34,7 +34,7 @@ def offset_entries(index: bytes) -> list[tuple[int, int]]:
     return list(struct.iter_unpack(">ii", index))
 
 
-def test_index_entry_is_added_after_more_bytes_than_the_interval() -> None:
+def test_index_entry_is_added_when_bytes_exceed_the_interval() -> None:
     def entries(interval: int) -> list[tuple[int, int]]:
         builder = LogBuilder(index_interval_bytes=interval)
         for _ in range(5):
@@ -45,7 +45,7 @@ def test_index_entry_is_added_after_more_bytes_than_the_interval() -> None:
     assert entries(2 * SIZE) == [(3, 3 * SIZE)]
 
 
-def test_time_index_names_first_batch_with_largest_timestamp() -> None:
+def test_time_index_contains_first_batch_with_largest_timestamp() -> None:
     builder = LogBuilder()
     for time in (5, 9, 9, 7):
         builder.append([SimpleRecord(b"", timestamp=time)])

@@ -164,7 +164,9 @@ def test_side_files_of_generated_log_match_its_batches(log: BuiltLog) -> None:
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 @settings(UNHURRIED, max_examples=30)
 @given(produced=records(max_size=12))
-def test_payloads_of_other_clients_decode(codec: str, produced: list[SimpleRecord]) -> None:
+def test_payloads_compressed_as_by_non_java_clients_decode(
+    codec: str, produced: list[SimpleRecord]
+) -> None:
     for compressor in foreign_compressors(codec).values():
         data = write_batch(produced, base_offset=5, codec=codec, compressor=compressor)
         (batch,) = iter_batches(data)

@@ -119,7 +119,7 @@ def test_headers_are_repeated_on_every_record() -> None:
     assert builder.build().segments[0].log == fast.data
 
 
-def test_different_seeds_give_different_logs_and_equal_seeds_the_same() -> None:
+def test_equal_seeds_give_equal_logs_and_different_seeds_give_different_logs() -> None:
     first, again, other = (
         write_uniform_batches(batch_count=2, records_per_batch=5, value_size=50, seed=seed).data
         for seed in (1, 1, 2)

@@ -247,7 +247,7 @@ def test_compaction_killed_before_commit_changes_nothing(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_merge_raises_on_conflicting_commit_and_keeps_rows_of_other_writer(
+def test_merge_keeps_concurrently_committed_rows_and_raises_commit_conflict(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -346,7 +346,7 @@ ROWS = st.lists(
 
 @settings(deadline=None)
 @given(ROWS, st.randoms(use_true_random=False))
-def test_latest_offset_per_key_equals_the_value_in_a_dictionary(
+def test_latest_returns_the_highest_offset_of_each_key(
     rows: list[tuple[str, int, bytes]],
     random: Any,  # noqa: ANN401
 ) -> None:

@@ -270,7 +270,7 @@ def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
     assert topic_keys(lake) == rows((IDS[1], "d"))
 
 
-def test_run_killed_before_commit_is_resumed_exactly_once(tier: Tier, lake: Lake) -> None:
+def test_run_killed_before_commit_writes_each_row_once_after_resume(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "abc")
     lake.export(tier.options(), compact=True)
     tier.lose("oa")

@@ -133,7 +133,7 @@ def test_delta_table_with_unsupported_features_is_refused_before_any_row(
     assert not list((lake.folder / "table").rglob("*.parquet"))
 
 
-def test_export_into_table_with_other_partitions_is_refused(lake: Lake) -> None:
+def test_export_with_other_partition_columns_than_the_table_is_refused(lake: Lake) -> None:
     begin_table(lake, [OFFSET, COUNTRY])
     match = "by no column, but the export has partition_by country"
     assert_refused(lake, match, UnsupportedTargetError, partition_by=["country"])
@@ -165,7 +165,7 @@ def test_table_with_mismatching_columns_raises_error_that_names_them(
         {"versions": (1, 7), "features": ["appendOnly", "invariants", "checkConstraints"]},
     ],
 )
-def test_table_features_that_need_no_support_are_accepted(
+def test_table_features_that_do_not_affect_an_export_are_accepted(
     lake: Lake, begun: dict[str, Any]
 ) -> None:
     extra = {**COUNTRY, "name": "extra"}

@@ -35,7 +35,7 @@ def lake(tmp_path: Path) -> Lake:
         (BY_COUNTRY, [], "export 'kts' .* by country, but the export has partition_by no column"),
     ],
 )
-def test_export_with_other_partitions_than_the_folder_is_refused(
+def test_export_with_other_partition_columns_than_the_folder_is_refused(
     lake: Lake, first: list[str], second: list[str], match: str
 ) -> None:
     tier_options = tier_of(lake.folder / "tier", ["CH", "DE"])
@@ -43,7 +43,8 @@ def test_export_with_other_partitions_than_the_folder_is_refused(
     with pytest.raises(UnsupportedTargetError, match=match):
         lake.export(tier_options, transform=by_country, partition_by=second, export_id="more")
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
-    lake.export(tier_options, transform=by_country, partition_by=first, export_id="more")
+    more: dict[str, Any] = {"export_id": "more", "second_copy": True}
+    lake.export(tier_options, transform=by_country, partition_by=first, **more)
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "CH", "DE", "DE"]
 
 

@@ -78,7 +78,7 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
         ),
     ],
 )
-def test_export_into_table_with_other_partitions_is_refused(
+def test_export_with_other_partition_columns_than_the_table_is_refused(
     lake: Lake,
     catalog: Catalog,
     existing: tuple[str, Any] | None,
@@ -138,7 +138,7 @@ def test_unsupported_iceberg_table_is_refused_before_any_row(
         Schema(OFFSET, COUNTRY, NestedField(3, "more", StringType(), required=True)),
     ],
 )
-def test_export_into_table_with_other_columns_is_refused(
+def test_export_with_other_columns_than_the_table_is_refused(
     lake: Lake, catalog: Catalog, schema: Schema
 ) -> None:
     catalog.create_table(lake.target, schema)
@@ -165,7 +165,9 @@ def test_export_into_table_that_lacks_a_column_is_refused(lake: Lake, catalog: C
         export(lake)
 
 
-def test_table_features_that_need_no_support_are_accepted(lake: Lake, catalog: Catalog) -> None:
+def test_table_features_that_do_not_affect_an_export_are_accepted(
+    lake: Lake, catalog: Catalog
+) -> None:
     table = catalog.create_table(
         lake.target,
         Schema(OFFSET, COUNTRY),
@@ -176,7 +178,8 @@ def test_table_features_that_need_no_support_are_accepted(lake: Lake, catalog: C
     # The older partition spec remains in the metadata.
     partition(table.refresh(), "country", IdentityTransform())
     more = tier_of(lake.folder / "more", ["DE", "DE"])
-    lake.export(more, transform=by_country, partition_by=["country"], export_id="more")
+    arguments: dict[str, Any] = {"export_id": "more", "second_copy": True}
+    lake.export(more, transform=by_country, partition_by=["country"], **arguments)
     assert sorted(countries(lake)) == ["CH", "CH", "DE", "DE", "DE"]
 
 
@@ -228,7 +231,7 @@ def test_concurrent_commit_of_same_offsets_conflicts(
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
-def test_concurrent_commit_of_other_rows_is_kept(
+def test_rows_that_another_writer_commits_before_an_export_are_kept(
     lake: Lake, catalog: Catalog, exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if exists:

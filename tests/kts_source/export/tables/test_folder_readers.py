@@ -143,7 +143,7 @@ def test_plain_text_has_no_inferred_type(text: str) -> None:
     assert inferred_type(text) is None
 
 
-def test_unescaped_text_partitions_are_refused_for_other_formats(tmp_path: Path) -> None:
+def test_unescaped_text_partitions_are_refused_for_delta_tables(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="is only for a Parquet folder"):
         export_settings(str(tmp_path), table_format="delta", text_partitions="as-is")
 

@@ -13,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
 
-from kts_source.export.tables.iceberg import upper_bound
+from kts_source.export.tables.iceberg_library import upper_bound
 from tests.kts_source.export.exporting import InThisProcess, Lake
 from tests.kts_source.export.tables.rows import tier_of
 
@@ -56,7 +56,9 @@ def table_of(
     ],
     ids=ascii,
 )
-def test_file_with_the_text_is_not_skipped_by_its_bounds(tmp_path: Path, texts: list[str]) -> None:
+def test_file_that_contains_the_searched_text_is_not_skipped(
+    tmp_path: Path, texts: list[str]
+) -> None:
     _, table = table_of(tmp_path, texts)
     for offset, text in enumerate(texts):
         column, value = Reference("value.c"), literal(text)

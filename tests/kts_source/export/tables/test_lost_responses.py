@@ -119,7 +119,7 @@ def test_missing_file_is_not_committed(lake: Lake, tier: SmallTier) -> None:
     assert ranges(lake.export(tier.options())) == [(30, 50)]
 
 
-def test_file_with_other_bytes_is_not_committed(lake: Lake, tier: SmallTier) -> None:
+def test_file_truncated_before_commit_is_not_committed(lake: Lake, tier: SmallTier) -> None:
     lake.export(tier.options())
 
     def truncate() -> None:
@@ -223,7 +223,7 @@ def test_export_into_folder_without_file_locks_warns(
     assert clean(lake.settings(), older_than_hours=-1) == ()
 
 
-def test_run_succeeds_if_its_mark_cannot_be_deleted(
+def test_run_logs_a_warning_if_its_mark_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = LocalTarget(tmp_path)

@@ -72,7 +72,7 @@ def count_steps(tmp_path: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_folder_export_killed_at_every_step_resumes_exactly_once(
+def test_folder_export_killed_at_any_step_writes_each_row_once_after_resume(
     tmp_path: Path, after: bool
 ) -> None:
     names = count_steps(tmp_path)
@@ -86,7 +86,9 @@ def test_folder_export_killed_at_every_step_resumes_exactly_once(
         assert_holds(lake.read(), ["txn"])
 
 
-def test_folder_export_killed_during_recovery_resumes_exactly_once(tmp_path: Path) -> None:
+def test_folder_export_killed_during_recovery_writes_each_row_once_after_resume(
+    tmp_path: Path,
+) -> None:
     names = count_steps(tmp_path)
     first = names.index("create json")
     for second in range(8):
@@ -126,7 +128,7 @@ class Interposed(LocalExecutor):
             between()
 
 
-def test_two_exports_of_same_offsets_commit_only_once(lake: Lake) -> None:
+def test_second_of_two_exports_of_same_offsets_raises_commit_conflict(lake: Lake) -> None:
     with pytest.raises(
         CommitConflictError, match=r"txn-\d \[.* planned for a table that has no off"
     ):
@@ -134,7 +136,9 @@ def test_two_exports_of_same_offsets_commit_only_once(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_two_exports_of_same_offsets_into_existing_table_commit_only_once(lake: Lake) -> None:
+def test_second_export_of_same_offsets_into_existing_table_raises_commit_conflict(
+    lake: Lake,
+) -> None:
     ends = '{"txn": {"0": 500, "1": 500}}'
     lake.export(source(endingOffsets=ends))
     with pytest.raises(CommitConflictError, match="planned for a table that ends at offset 500"):
@@ -148,7 +152,7 @@ def test_two_exports_of_different_topics_both_commit(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn", "timeline"])
 
 
-def test_export_fails_if_concurrent_export_used_another_isolation_level(lake: Lake) -> None:
+def test_export_fails_if_concurrent_export_used_a_different_isolation_level(lake: Lake) -> None:
     other = source("timeline", isolationLevel="read_uncommitted")
     with pytest.raises(FingerprintError, match="isolationLevel"):
         lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
@@ -233,7 +237,7 @@ class DiesAtCommit:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_run_killed_around_commit_resumes_exactly_once(
+def test_run_killed_before_or_after_commit_writes_each_row_once_after_resume(
     lake: Lake, number: int, after: bool
 ) -> None:
     table: Any = DiesAtCommit(lake.table(), number, after=after)
@@ -263,7 +267,7 @@ def test_export_resumes_after_delta_removed_its_old_log(tmp_path: Path) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_export_resumes_after_others_compacted_the_delta_table(tmp_path: Path) -> None:
+def test_export_resumes_after_delta_optimize_compacted_the_table(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source(endingOffsets=FIRST_900))
     DeltaTable(lake.target).optimize.compact()
@@ -289,7 +293,7 @@ def test_export_resumes_after_iceberg_expired_its_snapshots(tmp_path: Path) -> N
     assert_holds(lake.read(), ["txn"])
 
 
-def test_clean_lists_and_removes_files_of_killed_run(lake: Lake) -> None:
+def test_files_of_killed_run_are_listed_and_removed_by_clean(lake: Lake) -> None:
     table: Any = DiesAtCommit(lake.table(), 1, after=False)
     with pytest.raises(Killed):
         lake.export(source(), table=table)
@@ -306,8 +310,8 @@ def test_clean_lists_and_removes_files_of_killed_run(lake: Lake) -> None:
 
 
 class Speculative(LocalExecutor):
-    """Runs two attempts of every task, and uses the report of one. The unused attempt runs before
-    or after the other one.
+    """Runs two attempts of every task, but returns the report of only one attempt. The unused
+    attempt runs before the used one if the task number is odd, and after it otherwise.
     """
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:

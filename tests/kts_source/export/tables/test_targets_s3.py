@@ -22,7 +22,7 @@ from kts_source.errors import ExportError, ObjectNotFoundError, UnsupportedTarge
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 from kts_source.export.tables.delta import delta_storage_options
-from kts_source.export.tables.iceberg import CHECKSUMS_WHEN_REQUIRED
+from kts_source.export.tables.iceberg_library import CHECKSUMS_WHEN_REQUIRED
 from kts_source.export.tables.target_store import S3Target, open_target, require_create
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.store.storage_options import CHECKSUM_VARIABLES, s3_arguments, storage_options_from
@@ -78,7 +78,7 @@ def test_partitioned_folder_on_s3_contains_all_rows(url: str, s3_server: S3Serve
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", only(1, ["publish", "create json", "create published"]))
-def test_killed_folder_export_resumes_exactly_once(
+def test_killed_folder_export_writes_each_row_once_after_resume(
     url: str, s3_server: S3Server, step: str, after: bool
 ) -> None:
     settings = settings_of(url, s3_server)

@@ -54,6 +54,7 @@ class Exports:
         self.arguments: dict[str, Any] = {
             "transform": EvenOffsets(),
             "dead_letters": str(self.letters),
+            "max_rejected": "100%",
         }
 
     def run(self, **arguments: Any) -> None:  # noqa: ANN401

@@ -40,7 +40,9 @@ class EvenOffsets:
 
 def test_rejected_rows_are_written_to_dead_letters(tmp_path: Path) -> None:
     lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
-    settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
+    settings = export_settings(
+        lake.target, transform=EvenOffsets(), dead_letters=str(letters), max_rejected="100%"
+    )
     report = export(source(), settings, LocalExecutor(1))
     expected = {
         (row["partition"], row["offset"]): row["value"]
@@ -62,7 +64,9 @@ def test_rejected_rows_are_written_to_dead_letters(tmp_path: Path) -> None:
 
 def test_clean_removes_dead_letter_files_of_killed_run(tmp_path: Path) -> None:
     lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
-    settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
+    settings = export_settings(
+        lake.target, transform=EvenOffsets(), dead_letters=str(letters), max_rejected="100%"
+    )
 
     class Dying(LocalExecutor):
         def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:

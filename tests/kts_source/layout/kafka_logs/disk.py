@@ -115,7 +115,9 @@ class Disk:
         return path
 
     def checkpoint(self, name: str, offset: int | None) -> None:
-        """Writes a checkpoint file with the partition's `offset`, or without entries for `None`."""
+        """Writes a checkpoint file with the partition's `offset`, or without entries if `offset` is
+        `None`.
+        """
         lines = [] if offset is None else [f"{TOPIC} 0 {offset}"]
         (self.root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 

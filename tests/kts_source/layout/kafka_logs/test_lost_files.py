@@ -225,7 +225,7 @@ def test_subscribed_topic_listed_only_in_checkpoint_raises_data_loss_error(
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
-def test_partition_with_only_future_delete_or_stray_folder_is_reported(
+def test_partition_whose_only_folder_is_future_deleted_or_stray_is_reported(
     tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)

@@ -228,7 +228,9 @@ def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [b"0 17", b"1 17", b"2 50"])
-def test_log_start_after_crash_is_not_read_from_leader_epochs(tmp_path: Path, first: bytes) -> None:
+def test_log_start_of_untiered_log_after_crash_is_not_read_from_leader_epochs(
+    tmp_path: Path, first: bytes
+) -> None:
     """The broker did not flush its log start before the crash, so it serves the deleted records
     again.
     """

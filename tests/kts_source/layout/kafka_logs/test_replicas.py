@@ -139,7 +139,7 @@ def test_replicas_that_all_end_below_high_watermark_raise_data_loss_error(
         read_offsets(tmp_path)
 
 
-def test_future_delete_and_stray_folders_are_reported_and_not_read(
+def test_folders_of_future_deleted_and_stray_replicas_are_reported_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)

@@ -167,7 +167,7 @@ def test_rows_of_three_partial_replicas_are_combined(tmp_path: Path) -> None:
     assert {piece[0] for piece in list_slices(tmp_path)} == {"a", "b", "c"}
 
 
-def test_replica_with_other_batch_at_start_of_second_replica_is_not_read(
+def test_replica_that_differs_at_start_of_chosen_replica_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "a").write(build_log("other")).checkpoint(LOG_STARTS, 0)
@@ -214,7 +214,7 @@ def test_dead_branch_below_start_of_live_replica_is_not_read(
     assert "offsets [0, 6) are not read: they are of another branch" in caplog.text
 
 
-def test_replica_that_ends_before_the_other_starts_is_reported_and_not_read(
+def test_replica_that_ends_before_chosen_replica_starts_is_reported_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stale = Disk(tmp_path / "a").write(LOG, high_watermark=2)
@@ -233,9 +233,10 @@ def test_replica_that_ends_before_the_other_starts_is_reported_and_not_read(
 def test_skipped_offsets_before_first_offset_of_late_replica_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only the other replica still has the rows before the first offset of the late replica.
+    """Only the older replica still has the rows before the first offset of the late replica.
 
-    Retention has not run on its broker yet, or its disk is an older copy.
+    Retention has not run on the broker of the older replica yet, or the disk of this replica was
+    copied earlier.
     """
     Disk(tmp_path / "a").write(LOG, high_watermark=3)
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=None)
@@ -343,7 +344,7 @@ def test_lost_log_without_later_snapshot_raises_data_loss_error(
 def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -> None:
     """Each replica starts and ends at a random segment and can lack a log file.
 
-    Its broker was shut down cleanly or crashed.
+    The broker of each replica was shut down cleanly or crashed.
     """
     outcomes = {"complete": 0, "partial": 0, "lost": 0}
     for seed in range(60):

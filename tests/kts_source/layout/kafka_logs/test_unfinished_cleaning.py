@@ -93,7 +93,7 @@ def test_indexes_of_deleted_log_are_ignored(disk: Disk) -> None:
     assert read_offsets(disk.root) == list_expected_offsets(LOG)
 
 
-def test_empty_segment_between_others_has_no_rows(disk: Disk) -> None:
+def test_empty_segment_between_two_segments_has_no_rows(disk: Disk) -> None:
     """The cleaner leaves an empty file if it removes all records of a segment."""
     base, following = LOG.segments[1].base_offset, LOG.segments[2].base_offset
     for kind in ("log", "index", "timeindex"):

@@ -172,7 +172,7 @@ def test_defaults_of_every_type_are_read() -> None:
      ("boolean", 0), (["null", "int"], "x"), ({"type": "fixed", "name": "F", "size": 2}, "a"),
      ({"type": "array", "items": "int"}, [None]), ("float", 10**400)],
 )  # fmt: skip
-def test_field_default_of_another_type_raises(kind: Json, default: Json) -> None:
+def test_field_default_that_does_not_fit_the_field_type_raises(kind: Json, default: Json) -> None:
     with pytest.raises(AvroSchemaError, match=r"'x'.*default"):
         read(record(), record(("x", kind, default)))
     deep = {"type": "map", "values": ["null", record(("x", kind, default), name="Q")]}

@@ -115,7 +115,7 @@ def test_column_named_like_a_keyword_round_trips(name: str) -> None:
     assert parse_ddl(print_ddl(kind)) == kind
 
 
-def test_types_that_only_other_formats_decode_are_printed() -> None:
+def test_ddl_of_types_that_json_does_not_decode_is_printed() -> None:
     kind = pa.struct([("a", pa.map_(pa.int32(), pa.duration("us"))), ("b", pa.null())])
     assert print_ddl(kind) == "a map<int,interval day to second>, b void"
 

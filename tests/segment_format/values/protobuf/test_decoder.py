@@ -215,7 +215,7 @@ def test_value_of_a_well_known_type_decodes(name: str, data: bytes, expected: Ro
     assert [error.row for error in decoded.bad] == [2]
 
 
-def test_slices_and_nulls_decode_and_other_types_raise() -> None:
+def test_slices_and_nulls_decode_and_large_binary_input_raises() -> None:
     value = sample_value("proto3")
     decoder = decoder_of("proto3")
     values = binary(*([b"\xff", None] * 9), value, None, value, b"\xff")

@@ -1,0 +1,258 @@
+"""The command `kts export`, which writes topics to tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kts_source.cli.flags import Command, flag
+from kts_source.cli.output import echo_printable, json_text, print_json, write_atomically
+from kts_source.cli.scan_options import RECORDS, json_flag, scan_options
+from kts_source.errors import TieredKafkaError
+from kts_source.libraries import require
+from kts_source.store.open_store import local_file
+from kts_source.texts import json_fields
+
+if TYPE_CHECKING:
+    from kts_source.export.follow import RoundMetrics
+    from kts_source.export.report import BackfillReport
+    from kts_source.export.settings import ExportSettings
+
+
+_WRITING: Final = "Files and tables"
+_ROUNDS: Final = "Rounds (--follow)"
+_MAINTENANCE: Final = "Maintenance"
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "kts export s3://bucket orders ./lake/orders --key-prefix tiered/",
+        "kts export ./tier orders ./lake/orders --table-format delta --follow",
+    ),
+)
+@flag(
+    "--table-format",
+    type=click.Choice(["parquet", "delta", "iceberg"]),
+    help="Format of the table.  [default: parquet]",
+)
+@flag(
+    "--partition-by",
+    multiple=True,
+    metavar="NAME",
+    help="Column, field or date(column), such as date(timestamp). Repeatable.",
+)
+@flag("--compact", is_flag=True, help="Keep only the latest record of every key.")
+@flag("--dead-letters", metavar="FOLDER", help="Folder for rows that cannot be decoded.")
+@flag(
+    "--max-rejected",
+    metavar="PERCENT",
+    help="Maximum share of rejected rows in a commit. 100% accepts all.  [default: 1%]",
+)
+@flag("--follow", is_flag=True, help="Continue with new records until SIGTERM or Ctrl-C.")
+@flag("--workers", type=click.IntRange(min=1), help="Processes. Default: number of cores.")
+@flag("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
+@json_flag
+@flag("--sort-within-files", multiple=True, group=_WRITING, help="Column or field. Repeatable.")
+@flag("--target-file-bytes", type=int, group=_WRITING, help="Close a file at this size.")
+@flag("--row-group-rows", type=int, group=_WRITING, help="Maximum rows of a row group.")
+@flag("--compression", group=_WRITING, help="Codec of the Parquet pages.")
+@flag("--commit-bytes", type=int, group=_WRITING, help="Minimum original bytes per commit.")
+@flag(
+    "--tombstones",
+    type=click.Choice(["keep", "remove", "remove-old"]),
+    group=_WRITING,
+    help="With --compact: handling of deleted keys.",
+)
+@flag(
+    "--delete-retention-ms",
+    type=int,
+    group=_WRITING,
+    help="Minimum age of tombstones for --tombstones remove-old.",
+)
+@flag("--export-id", group=_WRITING, help="Distinguishes exports into the same table.")
+@flag(
+    "--second-copy",
+    is_flag=True,
+    group=_WRITING,
+    help="Write topics again that another export wrote to TARGET.",
+)
+@flag(
+    "--schema-evolution",
+    type=click.Choice(["add"]),
+    group=_WRITING,
+    help="add: add new fields of values to the table.",
+)
+@flag(
+    "--on-new-fields",
+    type=click.Choice(["warn", "fail"]),
+    group=_WRITING,
+    help="Handling of fields that the schema lacks.  [default: warn]",
+)
+@flag(
+    "--text-partitions",
+    type=click.Choice(["as-is"]),
+    group=_WRITING,
+    help="as-is: allow partition texts that readers may parse as numbers, dates or booleans.",
+)
+@flag(
+    "--catalog",
+    multiple=True,
+    metavar="NAME=VALUE",
+    group=_WRITING,
+    help="Property of PyIceberg's catalog. Repeatable. The option catalog of the source is"
+    " -o catalog=… here.",
+)
+@flag(
+    "--prometheus",
+    type=click.Path(dir_okay=False),
+    group=_WRITING,
+    help="Write metrics of the run.",
+)
+@flag("--png", metavar="FILE", group=_WRITING, help="Save the report as a picture.")
+@flag("--interval", group=_ROUNDS, help="Time between rounds: 60s, 15m, 1h.  [default: 60s]")
+@flag("--round-bytes", type=int, group=_ROUNDS, help="Approximate original bytes per round.")
+@flag(
+    "--no-resume",
+    is_flag=True,
+    group=_MAINTENANCE,
+    help="Fail if the target has some of the offsets.",
+)
+@flag(
+    "--verify",
+    is_flag=True,
+    group=_MAINTENANCE,
+    help="First compare the table with its commits.",
+)
+@flag(
+    "--replay-dead-letters",
+    "replay",
+    is_flag=True,
+    group=_MAINTENANCE,
+    help="Only write rows in --dead-letters that are valid now, each once.",
+)
+@flag(
+    "--end-offsets",
+    is_flag=True,
+    group=_MAINTENANCE,
+    help="Only print the end of TARGET as JSON, for --starting-offsets.",
+)
+@flag(
+    "--clean",
+    is_flag=True,
+    group=_MAINTENANCE,
+    help="Only remove files of failed attempts in TARGET and in the folder of --dead-letters.",
+)
+@flag(
+    "--older-than-hours",
+    type=float,
+    group=_MAINTENANCE,
+    help="With --clean: minimum age of files. Younger ones may be in use.  [default: 168]",
+)
+@flag("--dry-run", is_flag=True, group=_MAINTENANCE, help="With --clean: only list the files.")
+@scan_options("path", "topic", "target", essential=RECORDS, by_option_only=("catalog",))
+def export(
+    options: dict[str, str],
+    *,
+    target: str,
+    no_resume: bool,
+    catalog: tuple[str, ...],
+    clean: bool,
+    end_offsets: bool,
+    older_than_hours: float | None,
+    dry_run: bool,
+    workers: int | None,
+    with_spark: bool,
+    prometheus: str | None,
+    png: str | None,
+    as_json: bool,
+    **settings: Any,  # noqa: ANN401  # `ExportArguments`
+) -> None:
+    """Write the selected topics to TARGET, each offset once. Run the command again to continue."""
+    # Other commands do not need these modules.
+    from kts_source.export.report import failure_to_prometheus
+    from kts_source.export.settings import export_settings
+
+    if png is not None:
+        require("matplotlib", "plot", "--png")  # fail before the work, not after it
+        local_file(png)
+    if prometheus is not None:
+        local_file(prometheus)
+    named = {name: value for name, value in settings.items() if value not in (None, ())}
+    if catalog:
+        named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)
+    named["resume"] = not no_resume
+    checked = export_settings(target, source=options, **named)
+    if clean:
+        _clean(checked, older_than_hours, dry_run=dry_run, as_json=as_json)
+    elif end_offsets:
+        from kts_source.export.end_offsets import end_offsets as offsets_of_table
+
+        click.echo(offsets_of_table(source=options, target=target, **named))
+    else:
+        try:
+            report = _run(options, checked, workers, with_spark=with_spark, as_json=as_json)
+        except TieredKafkaError as error:
+            if prometheus is not None:
+                write_atomically(prometheus, failure_to_prometheus(target, error))
+            raise
+        if prometheus is not None:
+            write_atomically(prometheus, report.to_prometheus())
+        if png is not None:
+            report.save_png(png)
+
+
+def _clean(
+    settings: ExportSettings, older_than_hours: float | None, *, dry_run: bool, as_json: bool
+) -> None:
+    from kts_source.export.run import DEFAULT_CLEAN_HOURS, clean
+
+    hours = DEFAULT_CLEAN_HOURS if older_than_hours is None else older_than_hours
+    orphans = clean(settings, older_than_hours=hours, remove=not dry_run)
+    keys = sorted(orphan.key for orphan in orphans)
+    if as_json:
+        print_json(keys)
+        return
+    for key in keys:
+        echo_printable(key)
+    click.echo(f"{len(keys)} files {'would be ' if dry_run else ''}removed")
+
+
+def _run(
+    options: dict[str, str],
+    settings: ExportSettings,
+    workers: int | None,
+    *,
+    with_spark: bool,
+    as_json: bool,
+) -> BackfillReport:
+    from kts_source.export.follow import follow
+    from kts_source.export.progress import NO_PROGRESS, default_progress
+    from kts_source.export.run import export as run_export
+    from kts_source.export.task_writer import ExportExecutor, LocalExecutor
+
+    follows = settings.following is not None
+    progress = NO_PROGRESS if follows else default_progress()
+    executor: ExportExecutor = LocalExecutor(workers)
+    if with_spark:
+        require("pyspark", "spark", "--spark")
+        from kts_source.spark.backfill import SparkExecutor
+        from kts_source.spark.datasource import session_builder
+
+        executor = SparkExecutor(session_builder().getOrCreate(), progress)
+    if follows:
+        report = follow(options, settings, executor, on_round=_print_round)
+    else:
+        report = run_export(options, settings, executor, progress=progress)
+    if follows:  # standard output has only a line of JSON per round
+        click.echo(str(report), err=True)
+    elif as_json:
+        print_json({**json_fields(report), "ratio": report.ratio})
+    else:
+        click.echo(str(report))
+    return report
+
+
+def _print_round(metrics: RoundMetrics) -> None:
+    click.echo(json_text(json_fields(metrics)))

@@ -1,0 +1,205 @@
+"""Replays dead letters: decodes and transforms their records again, and adds the rows to the table.
+
+The offsets of dead letters are already recorded in the table. So the commit of a replay records the
+names of the files instead, and a file with a recorded name is never read again. After the commit,
+the files are moved to `_kts/replayed/`. If a run dies before that, the next replay moves them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kts_source.columns import PARTITION, TOPIC
+from kts_source.errors import ExportError
+from kts_source.export.parquet_file import DataFile, open_parquet
+from kts_source.export.ranges import PartitionKey
+from kts_source.export.tables.target_store import open_target
+from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport
+from kts_source.export.task_writer import TaskWriter, dead_letter_columns
+from kts_source.predicate.model import split_by_fields
+from kts_source.read.read_settings import read_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.export_table import TableState
+    from kts_source.export.tables.target_store import TargetStore
+    from kts_source.export.task import ExportJob
+    from kts_source.options import ScanOptions
+
+log = logging.getLogger(__name__)
+
+REPLAYED: Final = "_kts/replayed/"
+_NAME: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.parquet")
+_OWNER: Final = ("target", "exportId")
+_LOCATION: Final = (TOPIC, TOPIC_ID, PARTITION, OFFSET)
+_BATCH_ROWS: Final = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTask:
+    """Reads a file of dead letters and writes its rows to files of the table.
+
+    Attributes:
+        number: Number of the task within the run.
+        letters: The file.
+        topic_ids: Topic id by topic and partition.
+    """
+
+    number: int
+    letters: DataFile
+    topic_ids: Mapping[tuple[str, int], str]
+
+    def run(self, job: ExportJob) -> TaskReport:
+        """See `RunnableTask.run`.
+
+        Raises:
+            ExportError: The file cannot be read, or lacks columns of the table.
+        """
+        rows_read = 0
+        with TaskWriter(self.number, self.topic_ids, job, origin=self.letters.key) as writer:
+            for batch in _decoded(self._batches(job), job, writer):
+                rows_read += batch.num_rows
+                writer.write(batch)
+            return writer.completed(TaskReport(number=self.number, rows_read=rows_read))
+
+    def _batches(self, job: ExportJob) -> Iterator[pa.RecordBatch]:
+        """Yields the rows in the order of partitions and offsets. A batch has one partition."""
+        assert job.settings.dead_letters is not None
+        with closing(open_target(job.settings.dead_letters, job.settings.storage)) as store:
+            with open_parquet(store, self.letters) as parquet:
+                table = parquet.read()
+            uri = store.uri(self.letters.key)
+        names = [name for name in job.options.columns if name in table.schema.names]
+        schema = read_schema(tuple(dict.fromkeys((*dead_letter_columns(), *names))))
+        if missing := [name for name in schema.names if name not in table.schema.names]:
+            raise ExportError(
+                f"the file of dead letters lacks the columns {', '.join(missing)}. Restore it from"
+                " a backup",
+                uri=uri,
+            )
+        table = table.select(schema.names).cast(schema)
+        table = table.sort_by([(name, "ascending") for name in (TOPIC, PARTITION, OFFSET)])
+        for topic, partition in sorted(self.topic_ids):
+            mask = pc.and_(pc.equal(table[TOPIC], topic), pc.equal(table[PARTITION], partition))
+            yield from table.filter(mask).combine_chunks().to_batches(_BATCH_ROWS)
+
+
+def _decoded(
+    batches: Iterator[pa.RecordBatch], job: ExportJob, writer: TaskWriter
+) -> Iterator[pa.RecordBatch]:
+    options = job.options
+    if not options.formats:
+        return batches
+    from kts_source.read.typed_rows import TypedRows  # as in `read_task`
+
+    _, where = split_by_fields(options.where)
+    needed = (*dead_letter_columns(raw=True), *writer.field_columns)
+    columns = tuple(dict.fromkeys((*options.columns, *needed)))
+    typed = TypedRows(columns, options.formats, where, writer.set_aside)
+    return typed.decoded(batches, None)
+
+
+def replay_tasks(
+    options: ScanOptions, settings: ExportSettings, state: TableState
+) -> list[ReplayTask]:
+    """Returns a task for each file of dead letters that must be replayed into a table. Moves files
+    that were replayed before.
+
+    Skips files of other tables and of topics that the options do not select.
+
+    Raises:
+        ExportError: The table does not record the offset of a dead letter, or two files contain the
+            same offset.
+    """
+    assert settings.dead_letters is not None
+    tasks: list[ReplayTask] = []
+    seen: dict[tuple[str, int, int], str] = {}
+    with closing(open_target(settings.dead_letters, settings.storage)) as store:
+        files = [
+            DataFile(entry.key, entry.size, {})
+            for entry in store.list_objects("")
+            if _NAME.fullmatch(entry.key)
+        ]
+        _move(store, (file for file in files if state.is_replayed(file.key)))
+        for file in sorted(files, key=lambda file: file.key):
+            if state.is_replayed(file.key):
+                continue
+            rows = _locations(store, file, settings, options)
+            for row in rows:
+                _check_row(row, state, store.uri(file.key))
+                key = row[TOPIC_ID], row[PARTITION], row[OFFSET]
+                if (other := seen.setdefault(key, file.key)) != file.key:
+                    raise ExportError(
+                        f"the files of dead letters {other} and {file.key} contain the same record."
+                        " Move one of them away",
+                        topic=row[TOPIC],
+                        partition=row[PARTITION],
+                        offset=row[OFFSET],
+                    )
+            if rows:
+                topic_ids = {(row[TOPIC], row[PARTITION]): row[TOPIC_ID] for row in rows}
+                tasks.append(ReplayTask(len(tasks), file, topic_ids))
+    return tasks
+
+
+def _locations(
+    store: TargetStore, file: DataFile, settings: ExportSettings, options: ScanOptions
+) -> list[dict[str, Any]]:
+    """Returns the location of each row of a file. Returns no rows if the file belongs to another
+    table or has other topics than the options.
+
+    Raises:
+        ExportError: The options select only some of the topics in the file.
+    """
+    with open_parquet(store, file) as parquet:
+        if not {*_OWNER, *_LOCATION} <= {*parquet.schema_arrow.names}:
+            log.warning("%s is not replayed: it does not name its table", store.uri(file.key))
+            return []
+        rows: list[dict[str, Any]] = parquet.read([*_OWNER, *_LOCATION]).to_pylist()
+    owner = settings.target, settings.export_id
+    if any(tuple(row[name] for name in _OWNER) != owner for row in rows):
+        log.info("%s is not replayed: it belongs to another table", store.uri(file.key))
+        return []
+    topics = {row[TOPIC] for row in rows}
+    wanted = topics.intersection(options.selection.wanted(sorted(topics)))
+    if wanted and wanted != topics:
+        raise ExportError(
+            f"a file of dead letters is replayed in one step, and this one has records of"
+            f" {', '.join(sorted(topics))}: select all of these topics",
+            uri=store.uri(file.key),
+        )
+    return rows if wanted else []
+
+
+def _check_row(row: Mapping[str, Any], state: TableState, uri: str) -> None:
+    held = state.committed.get(PartitionKey(row[TOPIC_ID], row[PARTITION]))
+    if held is None or not held.start <= row[OFFSET] < held.stop:
+        raise ExportError(
+            "the table does not record the offset of this dead letter, so it was restored to an"
+            " earlier state, and the next export reads the offset again. Move the file away",
+            topic=row[TOPIC],
+            partition=row[PARTITION],
+            offset=row[OFFSET],
+            uri=uri,
+        )
+
+
+def finish_replay(settings: ExportSettings, tasks: Sequence[ReplayTask]) -> None:
+    """Moves the files of `tasks` out of sight of readers, after the commit of their rows."""
+    assert settings.dead_letters is not None
+    with closing(open_target(settings.dead_letters, settings.storage)) as store:
+        _move(store, (task.letters for task in tasks))
+
+
+def _move(store: TargetStore, files: Iterable[DataFile]) -> None:
+    for file in files:
+        store.publish(file.key, f"{REPLAYED}{file.key}", file.size)

@@ -1,0 +1,283 @@
+"""Tests that replayed dead letters are added to the table exactly once."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from kts_source.cli.app import main
+from kts_source.errors import (
+    CommitConflictError,
+    ExportError,
+    InvalidOptionError,
+    RejectedRowsError,
+)
+from kts_source.export.transforms import Rejected, Transformed
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.killing import Killed
+from tests.kts_source.read.typed_tier import T0, TOPIC
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.export.report import BackfillReport
+
+BAD = {3, 7, 15}
+HEADERS = (("h", b"1"),)
+
+
+class Exports:
+    """Exports 20 records. The records in `BAD` have invalid JSON."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+        self.letters = lake.folder / "letters"
+        self.tier = write_tier(lake.folder / "tier", TOPIC)
+        self.arguments: dict[str, Any] = {"dead_letters": str(self.letters)}
+
+    def run(self, **arguments: Any) -> BackfillReport:  # noqa: ANN401
+        return self.lake.export(self.tier, **{**self.arguments, **arguments})
+
+    def correct(self, offsets: set[int] = BAD) -> None:
+        """Replaces the values of dead letters by valid JSON, in the same files."""
+        for path in self.letters.glob("*.parquet"):
+            table = pq.read_table(path)
+            values = [
+                b'{"id": %d}' % row["offset"] if row["offset"] in offsets else row["value"]
+                for row in table.to_pylist()
+            ]
+            index = table.schema.get_field_index("value")
+            pq.write_table(table.set_column(index, "value", pa.array(values, pa.binary())), path)
+
+    def rows(self) -> list[tuple[int, int]]:
+        """Returns offset and field `id` of all rows of the table."""
+        rows = self.lake.read().to_pylist()
+        return sorted((row["offset"], row["value"]["id"]) for row in rows)
+
+    def rejected(self) -> list[int]:
+        """Returns the offsets of all dead letters that are not replayed."""
+        if not list(self.letters.glob("*.parquet")):
+            return []
+        table = ds.dataset(str(self.letters), format="parquet").to_table()
+        return sorted(table["offset"].to_pylist())
+
+
+def write_tier(root: Path, topic: str) -> dict[str, str]:
+    log = LogBuilder()
+    writer = AivenTierWriter(str(root), topic=topic, partition=0)
+    for start in (0, 10):
+        log.append(
+            [
+                SimpleRecord(
+                    b"{" if number in BAD else b'{"id": %d}' % number,
+                    b"k",
+                    headers=HEADERS,
+                    timestamp=T0 + number,
+                )
+                for number in range(start, start + 10)
+            ]
+        )
+        files = log.roll()
+        assert files is not None
+        writer.write_segment(files)
+    return {
+        "path": str(root),
+        "subscribe": topic,
+        "cache": "false",
+        "includeHeaders": "true",
+        "maxSegmentsPerTask": "1",
+        "value.format": "json",
+        "value.schema": "id bigint",
+    }
+
+
+ALL = [(number, number) for number in range(20)]
+
+
+@pytest.fixture(params=FORMATS)
+def exports(request: pytest.FixtureRequest, tmp_path: Path) -> Exports:
+    return Exports(Lake(tmp_path, request.param))
+
+
+def test_corrected_dead_letters_are_added_once(exports: Exports) -> None:
+    assert exports.run().rejected == 3
+    assert exports.rejected() == sorted(BAD)
+    exports.correct()
+    report = exports.run(replay=True)
+    assert (report.rows, report.rejected, report.replayed, report.commits) == (3, 0, 2, 1)
+    assert exports.rows() == ALL
+    assert exports.rejected() == []
+    headers = exports.lake.read()["headers"].to_pylist()
+    assert [[dict(header) for header in row] for row in headers] == (
+        [[{"key": "h", "value": b"1"}]] * 20
+    )
+    assert exports.run(replay=True).replayed == 0
+    # Later runs continue, and the row counts in the table include the replayed rows.
+    (text,) = exports.run(verify=True).verified[:1]
+    assert "verified 20 rows" in text
+    assert exports.rows() == ALL
+
+
+def test_dead_letters_that_are_still_invalid_are_rejected_again(exports: Exports) -> None:
+    exports.run()
+    before = {path.name for path in exports.letters.glob("*.parquet")}
+    with pytest.raises(RejectedRowsError):
+        exports.run(replay=True, max_rejected="1%")
+    assert exports.rejected() == sorted(BAD)
+    exports.correct({7})
+    report = exports.run(replay=True)
+    assert (report.rows, report.rejected) == (1, 2)
+    assert exports.rejected() == [3, 15]
+    assert not before & {path.name for path in exports.letters.glob("*.parquet")}
+    exports.correct()
+    exports.run(replay=True)
+    assert exports.rows() == ALL
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_replay_continues_exactly_once(exports: Exports, after: bool) -> None:
+    exports.run()
+    exports.correct()
+    table: Any = exports.lake.table(**exports.arguments, replay=True)
+    commit = table.commit
+
+    def dies(commit_data: Any) -> bool:  # noqa: ANN401
+        if after:
+            assert commit(commit_data)
+        raise Killed
+
+    table.commit = dies
+    with pytest.raises(Killed):
+        exports.run(replay=True, table=table)
+    table.close()
+    assert exports.rejected() == sorted(BAD)
+    report = exports.run(replay=True)
+    assert report.rows == (0 if after else 3)
+    assert exports.rejected() == []
+    assert exports.rows() == ALL
+
+
+def test_concurrent_replays_commit_only_once(exports: Exports) -> None:
+    exports.run()
+    exports.correct()
+    table: Any = exports.lake.table(**exports.arguments, replay=True)
+    commit = table.commit
+
+    def after_another(commit_data: Any) -> Any:  # noqa: ANN401
+        exports.run(replay=True)
+        return commit(commit_data)
+
+    table.commit = after_another
+    with pytest.raises(CommitConflictError, match="another run replayed them"):
+        exports.run(replay=True, table=table)
+    table.close()
+    assert exports.rows() == ALL
+
+
+def test_replay_skips_dead_letters_of_other_tables(exports: Exports, tmp_path: Path) -> None:
+    exports.run()
+    (tmp_path / "other").mkdir()
+    other = Lake(tmp_path / "other", "delta")
+    other.export(exports.tier, **exports.arguments)
+    exports.correct()
+    assert exports.run(replay=True).rows == 3
+    assert exports.rows() == ALL
+    assert exports.rejected() == sorted(BAD)
+    assert other.export(exports.tier, **exports.arguments, replay=True).rows == 3
+    assert exports.rejected() == []
+
+
+def test_copied_dead_letters_are_refused(exports: Exports) -> None:
+    exports.run()
+    exports.correct()
+    first = min(exports.letters.glob("*.parquet"))
+    copy = first.with_name(f"{'0' * 32}-{'1' * 32}.parquet")
+    copy.write_bytes(first.read_bytes())
+    with pytest.raises(ExportError, match="contain the same record"):
+        exports.run(replay=True)
+    copy.unlink()  # the advice of the error
+    exports.run(replay=True)
+    assert exports.rows() == ALL
+
+
+def test_dead_letters_of_unrecorded_offsets_are_refused(tmp_path: Path) -> None:
+    first = Exports(Lake(tmp_path, "parquet"))
+    with pytest.raises(ExportError, match="has no commit of this export"):
+        first.run(replay=True)
+    first.run()
+    path = min(first.letters.glob("*.parquet"))
+    table = pq.read_table(path)
+    index = table.schema.get_field_index("offset")
+    far = pa.array([50] * table.num_rows, pa.int64())
+    pq.write_table(table.set_column(index, "offset", far), path)
+    with pytest.raises(ExportError, match="does not record the offset") as raised:
+        first.run(replay=True)
+    assert (raised.value.topic, raised.value.offset) == (TOPIC, 50)
+
+
+class OnlyEven:
+    """A row transform that rejects odd offsets unless `accepts_all`."""
+
+    fingerprint = "even"
+
+    def __init__(self, *, accepts_all: bool = False) -> None:
+        self._accepts_all = accepts_all
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        good, bad = [], []
+        for row, offset in enumerate(batch.column("offset").to_pylist()):
+            if offset % 2 and not self._accepts_all:
+                bad.append(Rejected(row, "odd"))
+            else:
+                good.append(row)
+        return Transformed(batch.take(pa.array(good, pa.int64())), tuple(bad))
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_corrected_transform_replays_rejected_rows(table_format: str, tmp_path: Path) -> None:
+    exports = Exports(Lake(tmp_path, table_format))
+    for name in ("value.format", "value.schema"):
+        del exports.tier[name]
+    exports.tier["columns"] = "topic,partition,offset,value,leaderEpoch"
+    partition_by = ["topic"]
+    exports.run(transform=OnlyEven(), partition_by=partition_by)
+    report = exports.run(
+        transform=OnlyEven(accepts_all=True), partition_by=partition_by, replay=True
+    )
+    assert report.rows == 10
+    rows = exports.lake.read()
+    assert sorted(rows["offset"].to_pylist()) == [*range(20)]
+    assert rows["leaderEpoch"].null_count == 0
+
+
+def test_kts_export_replays_dead_letters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exports = Exports(Lake(tmp_path, "delta"))
+    arguments = ["export", exports.tier["path"], TOPIC, exports.lake.target, "--workers", "1"]
+    arguments += ["--value.format", "json", "--value.schema", "id bigint", "--includeHeaders"]
+    arguments += ["true", "--table-format", "delta", "--dead-letters", str(exports.letters)]
+    assert main([*arguments, "--max-rejected", "50%"]) == 0
+    exports.correct()
+    capsys.readouterr()
+    assert main([*arguments, "--replay-dead-letters", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"], report["replayed"]) == (3, 1)
+    assert exports.rows() == ALL
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"dead_letters": "x", "compact": True}, {"dead_letters": "x", "follow": True}],
+)
+def test_replay_with_contradicting_arguments_is_refused(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidOptionError, match="replay=True needs dead_letters"):
+        Lake(tmp_path, "delta").settings(replay=True, **arguments)

@@ -1,0 +1,93 @@
+"""Tests that a stream reports during an outage how old its lag is and what it waits for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+
+from kts_source import metrics
+from kts_source.errors import BrokerUnavailableError, StoreUnavailableError
+from kts_source.metrics import StreamLag
+from kts_source.streaming.cluster_look import BrokerLook, ClusterLooker
+from kts_source.streaming.offsets import TopicPartition
+from tests.golden_data import TIER
+from tests.kts_source.broker.fake_broker import FakeCluster
+from tests.kts_source.streaming.running import Checkpointed, Running
+from tests.kts_source.streaming.test_cluster_polls import GrowingTopic, start_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OUTAGE = BrokerUnavailableError("no broker answers")
+
+
+@pytest.fixture
+def brokers() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+def lag_of(stream: Checkpointed) -> StreamLag:
+    (lag,) = metrics.stream_lag({"sources": [{"latestOffset": stream.stream.lag()}]})
+    return lag
+
+
+def test_lag_during_an_outage_of_brokers_is_stale_and_keeps_the_last_end(
+    brokers: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = GrowingTopic(brokers)
+    stream = start_stream(brokers)
+    stream.all()
+    before = lag_of(stream)
+    assert (before.offsets, before.stale, before.waiting_for) == (0, False, None)
+    assert before.as_of_ms == stream.clock.seconds * 1000
+    stream.clock.seconds += 60
+    topic.append(2)
+    with mock.patch.object(ClusterLooker, "look", side_effect=OUTAGE):
+        assert not stream.batch()
+        during = lag_of(stream)
+    assert (during.stale, during.waiting_for) == (True, "brokers")
+    assert during.as_of_ms == before.as_of_ms
+    assert during.partitions[TopicPartition("t", 0)].end == 3
+    assert "the stream waits for the brokers: no broker answers" in caplog.text
+    assert stream.batch()
+    after = lag_of(stream)
+    assert (after.offsets, after.stale, after.waiting_for) == (0, False, None)
+    assert after.as_of_ms == stream.clock.seconds * 1000
+    assert after.partitions[TopicPartition("t", 0)].end == 9
+    stream.close()
+
+
+def test_lag_that_brokers_cannot_describe_is_the_last_known_lag(brokers: FakeCluster) -> None:
+    topic = GrowingTopic(brokers)
+    topic.append(2)
+    stream = start_stream(brokers, maxOffsetsPerTrigger="3")
+    assert stream.batch()
+    before = lag_of(stream)
+    assert before.offsets == 6
+    with mock.patch.object(BrokerLook, "lag", side_effect=OUTAGE):
+        assert stream.batch()
+        during = lag_of(stream)
+    assert (during.offsets, during.stale, during.waiting_for) == (6, True, "brokers")
+    assert lag_of(stream).offsets == 3
+    stream.close()
+
+
+def test_lag_during_an_outage_of_the_store_names_the_store() -> None:
+    stream = Running(TIER, "txn", maxSegmentsPerTrigger="1")
+    assert stream.batch()
+    unread = lag_of(stream).offsets
+    failure = StoreUnavailableError("no answer")
+    with mock.patch.object(type(stream.stream._looker), "look", side_effect=failure):
+        assert not stream.batch()
+        during = lag_of(stream)
+    assert (during.offsets, during.stale, during.waiting_for) == (unread, True, "store")
+    stream.close()
+
+
+def test_lag_of_an_older_event_has_no_age() -> None:
+    event = {"behind": {"offsets": 1, "bytes": 2, "oldestMs": None}, "topics": {}}
+    (lag,) = metrics.stream_lag({"sources": [{"latestOffset": event}]})
+    assert lag == StreamLag(1, 2, None, {}, None, False, None)
