@@ -261,7 +261,7 @@ def test_kts_export_replays_dead_letters(
 ) -> None:
     exports = Exports(Lake(tmp_path, "delta"))
     arguments = ["export", exports.tier["path"], TOPIC, exports.lake.target, "--workers", "1"]
-    arguments += ["--value.format", "json", "--value.schema", "id bigint", "--includeHeaders"]
+    arguments += ["--value-format", "json", "-o", "value.schema=id bigint", "--include-headers"]
     arguments += ["true", "--table-format", "delta", "--dead-letters", str(exports.letters)]
     assert main([*arguments, "--max-rejected", "50%"]) == 0
     exports.correct()
