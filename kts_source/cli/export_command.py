@@ -41,7 +41,7 @@ _MAINTENANCE: Final = "Maintenance"
     "--partition-by",
     multiple=True,
     metavar="NAME",
-    help="Column, field or date(column), such as date(timestamp). Repeatable.",
+    help="Column, field, or date, day, month or hour of one, such as date(timestamp). Repeatable.",
 )
 @flag("--compact", is_flag=True, help="Keep only the latest record of every key.")
 @flag("--dead-letters", metavar="FOLDER", help="Folder for rows that cannot be decoded.")

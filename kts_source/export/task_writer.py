@@ -168,7 +168,7 @@ class TaskWriter:
             columns = [field.values(rows) for field in fields]
             if values_in == "file":
                 for field, column in zip(fields, columns, strict=True):
-                    if field.is_inner:
+                    if field.is_made:
                         rows = rows.append_column(field.name, column)
             for row, part_rows in split(rows, columns):
                 try:

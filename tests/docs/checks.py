@@ -18,6 +18,7 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         "{span.topic for span in events.ranges} == {'orders', 'payments'}",
         "(values.rows, values.rejected) == (260, 0)",
         "slim.rows == 260",
+        "local.rows == 260 and local.files > 4",
         "(latest.rows_read, latest.rows) == (260, 14)",
         """starting == '{"orders": {"0": 180, "1": 80}}'""",
         "checked.verified[0].startswith('verified 260 rows of 2 partitions')",
