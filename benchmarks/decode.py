@@ -220,7 +220,7 @@ def _compressed(codec: str, total: int, repeats: int) -> list[Row]:
 
 _FRESH = """
 import sys, time
-import numba, pyarrow
+import pyarrow
 data = sys.stdin.buffer.read()
 wall, processor = time.perf_counter(), time.process_time()
 import segment_format
@@ -230,9 +230,9 @@ print(time.perf_counter() - wall, time.process_time() - processor, batch.num_row
 
 
 def _first_batch(log: LogBytes, repeats: int) -> list[Row]:
-    """Measures the time from the imports of numba and pyarrow to the first batch, in new processes.
+    """Measures the time from the import of pyarrow to the first batch, in new processes.
 
-    Python's bytecode and numba's machine code are already on disk, as in any run but the first.
+    Python's bytecode is already on disk, as in any run but the first.
     """
     data = log.data[: log.starts[min(len(log.starts) - 1, 100)]].tobytes()
     figures = []

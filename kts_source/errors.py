@@ -133,10 +133,12 @@ class OffsetOutOfRangeError(DataLossError):
     """Requested offsets or timestamps are outside the range of the tier."""
 
 
+class MissingExtraError(TieredKafkaError, ImportError):
+    """A package that the requested feature needs is not installed."""
+
+
 class UnsupportedSparkError(TieredKafkaError, ImportError):
-    """Spark is not installed, or its version is below 4.0. Older versions do not support Python
-    data sources.
-    """
+    """The version of Spark is below 4.0. Older versions do not support Python data sources."""
 
 
 class PlanTooLargeError(TieredKafkaError):
@@ -168,7 +170,8 @@ class StoreError(TieredKafkaError):
     """A request to the object store failed.
 
     Attributes:
-        attempts: One line for each earlier failed attempt, oldest first, without credentials.
+        attempts: One line for each failed attempt, oldest first, without credentials; empty if all
+            attempts failed for the same reason.
     """
 
     def __init__(

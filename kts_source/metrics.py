@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kts_source.libraries import require
 from kts_source.options import option_texts
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics, read_metrics
 from kts_source.store.storage_options import storage_options_from
@@ -104,9 +105,10 @@ class Summary:
             The axes.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            MissingExtraError: matplotlib is not installed.
         """
         if axes is None:
+            require("matplotlib", "plot", "plot()")
             from matplotlib import pyplot
 
             _, axes = pyplot.subplots(figsize=(9, 4))

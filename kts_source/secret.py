@@ -18,7 +18,11 @@ MASK = "***"
 # Shorter values are not replaced, because a text without any "a", for example, is not readable.
 _MIN_SECRET_LENGTH = 4
 
-_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)[^\s/@'\"]*@")
+# An Azure URL has the container in front of the account's host, not a user.
+_USER_INFO = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)"
+    r"(?![A-Za-z0-9$-]+@[A-Za-z0-9]+\.(?:dfs|blob)\.)[^\s/@'\"]*@"
+)
 _CALLBACK: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
 _QUERY = re.compile(r"(?P<url>[A-Za-z][A-Za-z0-9+.\-]*://[^\s?'\"]*)\?[^\s'\"]*")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def test_make_with_python_variable_tries_no_other_interpreter(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_demo_in_fresh_clone_prints_row_counts(bare_path: Path, tmp_path: Path) -> None:
+def test_demo_in_fresh_clone_prints_orders_and_row_counts(bare_path: Path, tmp_path: Path) -> None:
     (bare_path / "python3").symlink_to(base_python())
     clone = clone_repository(tmp_path)
     env = bare_environment(bare_path, tmp_path / "home")
@@ -136,6 +137,25 @@ def test_demo_in_fresh_clone_prints_row_counts(bare_path: Path, tmp_path: Path) 
     code, out, err = make("demo", cwd=clone, env=env)
     assert code == 0, f"{out}\n{err}"
     assert "Traceback" not in out + err
+    assert len(re.findall(r"^ *orders +\d +0 +[\d,]+ +12 ", out, re.MULTILINE)) == 3
+    assert re.search(r"[\d,]+ of [\d,]+ orders match", out)
+    assert "computed by Spark 4" in out
+    assert len(re.findall(r"^ +2021-\d\d  █+ ", out, re.MULTILINE)) == 12
+    assert not (clone / ".venv").exists()
+    files = (path for path in (clone / ".venv-demo").rglob("*") if path.is_file())
+    size = sum(path.lstat().st_size for path in files if not path.is_symlink())
+    assert size < 1_200_000_000
+    # Each printed command runs as it is printed.
+    commands = re.findall(r"^ +(\S+/kts .*)$", out, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        done = subprocess.run(
+            shlex.split(command), cwd=tmp_path, env=env, capture_output=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr.decode()}"
+
+    code, out, err = make("demo", "DEMO=--all", cwd=clone, env=env)
+    assert code == 0, f"{out}\n{err}"
 
     # The expected counts come from the broker (tests/golden/expected/summary.json).
     for topic in TOPICS:

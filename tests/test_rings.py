@@ -50,14 +50,13 @@ RING_0_FORBIDDEN_STDLIB = {
 }
 # Additional imports that modules of ring 0 may have, with the reasons.
 RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
-    "segment_format.kernels.code_folder": (
-        {"os", "pathlib", "tempfile"},
-        "chooses the folder for compiled machine code; no record data",
+    "segment_format.kernels.native": (
+        {"os", "pathlib"},
+        "reads the library of kernels, its sources and /proc/cpuinfo; os.environ: KTS_KERNELS",
     ),
-    "segment_format.kernels.compiled": ({"pathlib"}, "passes that folder to its callers"),
-    "segment_format.kernels.object_code": (
-        {"os", "pathlib", "tempfile"},
-        "stores the kernels' object file in that folder",
+    "segment_format.kernels.jit": (
+        {"os", "pathlib"},
+        "chooses the folder for machine code that numba compiles; no record data",
     ),
     "segment_format.reused_memory": ({"os"}, "os.getpid: no reuse of memory after a fork"),
     "segment_format.tuning": ({"os"}, "os.environ: KTS_TUNING"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.golden_data import tier_options
+from tests.needs import needs
 from tests.test_loaded_modules import ADAPTERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,19 +72,45 @@ def test_wheel_contains_only_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     info = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
-    assert names - info == tracked("segment_format", "kts_source", "pyspark_tiered_kafka.py")
+    sources = tracked("segment_format", "kts_source", "pyspark_tiered_kafka.py")
+    assert names - info == sources | {"segment_format/kernels/kernels.so"}
     assert {PurePosixPath(name).name for name in info} >= {"METADATA", "RECORD", "WHEEL", "LICENSE"}
     assert "segment_format/py.typed" in names
     assert "kts_source/py.typed" in names
     assets = {name for name in names if name.startswith("kts_source/reporting/assets/")}
     assert {PurePosixPath(name).suffix for name in assets} == {".js", ".css"}
+    assert wheel.stat().st_size <= 3 << 20
+
+
+def test_wheel_is_tagged_with_this_platform_for_all_pythons(wheel: Path) -> None:
+    name = wheel.name.removesuffix(".whl")
+    assert "-py3-none-" in name
+    assert name.endswith((platform.machine(), "any")) == (sys.platform == "linux")
+    assert not name.endswith("any")
+
+
+def test_library_in_linux_wheel_needs_no_other_library(wheel: Path, tmp_path: Path) -> None:
+    needs("readelf")
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract("segment_format/kernels/kernels.so", tmp_path)
+    dynamic = run("readelf", "--dynamic", "--dyn-syms", "--wide", library, cwd=tmp_path)
+    assert "(NEEDED)" not in dynamic
+    undefined = {line.split()[-1] for line in dynamic.splitlines() if " UND " in line}
+    assert undefined - {"UND"} <= {"memcpy", "memmove", "memset"}  # without versions of glibc
+
+
+def needs_numba(module: Path) -> bool:
+    """Returns whether the module contains functions that numba compiles."""
+    return module.name == "compiled.py" or "kernels.compiled import" in module.read_text()
 
 
 def test_modules_import_from_wheel_without_spark(python: Path, tmp_path: Path) -> None:
     modules = sorted(
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in tracked("segment_format", "kts_source")
-        if name.endswith(".py") and not name.endswith("__main__.py")
+        if name.endswith(".py")
+        and not name.endswith("__main__.py")
+        and not needs_numba(ROOT / name)
     )
     # Modules that need more than the core dependencies: Spark, the commands and the engines.
     excluded = ("kts_source.spark", "kts_source.cli.", *ADAPTERS)
@@ -108,7 +137,8 @@ def test_command_without_cli_extra_reports_the_missing_extra(python: Path, tmp_p
         timeout=60,
     )
     assert done.returncode == 2
-    assert "pip install 'tiered-kafka[cli]'" in done.stderr
+    # The command names the wheel file, because the package was installed from it.
+    assert re.search(r"pip install '/.*/tiered_kafka-[^/]*\.whl\[cli\]'", done.stderr)
 
 
 def test_command_runs_with_cli_extra(wheel: Path, tmp_path: Path) -> None:
@@ -138,3 +168,28 @@ def test_auto_registration_is_silent_without_spark(python: Path, tmp_path: Path)
 
 def test_installed_dependencies_are_compatible(python: Path, tmp_path: Path) -> None:
     run(UV, "pip", "check", "--python", python, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("pandas", ["pandas<3", "pandas>=3"])
+def test_wheel_keeps_pandas_and_numpy_and_a_boto3_that_fits(
+    wheel: Path, tmp_path: Path, pandas: str
+) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    run(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    install = (UV, "pip", "install", "--quiet", "--python", python)
+    run(*install, "boto3", pandas, "numpy>=2", cwd=tmp_path)
+    before = installed(python, tmp_path)
+    # aiobotocore requires a range of botocore, so an older boto3 may be chosen, but never a boto3
+    # that does not fit its botocore.
+    run(*install, wheel, "boto3", cwd=tmp_path)
+    after = installed(python, tmp_path)
+    assert {name: after[name] for name in ("pandas", "numpy")} == {
+        name: before[name] for name in ("pandas", "numpy")
+    }
+    run(UV, "pip", "check", "--python", python, cwd=tmp_path)
+
+
+def installed(python: Path, folder: Path) -> dict[str, str]:
+    """Returns the version of each installed package by name."""
+    listed = json.loads(run(UV, "pip", "list", "--format", "json", "--python", python, cwd=folder))
+    return {package["name"]: package["version"] for package in listed}

@@ -40,7 +40,7 @@ from segment_format.kafka_uuid import uuid_to_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.broker.settings import BrokerSettings
+    from kts_source.broker.settings import BrokerSettings, FirstContact
 
 
 TopicPartition: TypeAlias = tuple[str, int]
@@ -219,6 +219,8 @@ _INCOMPLETE_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 1.0
 _EXPIRES_EARLY_SECONDS: Final = 30.0
+_LEAST_SHARE_SECONDS: Final = 1.0
+"""Minimum connect timeout, because operating systems repeat a lost packet after 1 s."""
 _REPLICA_ID: Final = -1  # a consumer
 _NO_LEADER: Final = -1
 
@@ -649,17 +651,24 @@ class Cluster:
                     self._any = None
             failures: list[str] = []
             began = time.monotonic()
+            patience = self.settings.request_timeout_seconds
+            timeouts: dict[str, float] = {}
+            if (first := self.settings.first_contact) is not None and not self._nodes:
+                patience = first.seconds
+                timeouts = _first_timeouts(self.settings, first)
             for pause in _pauses():
+                pass_began = time.monotonic()
                 for host, port in dict.fromkeys((*self.settings.bootstrap, *self._nodes.values())):
                     try:
-                        connection = Connection(self.settings, host, port)
+                        connection = Connection(self.settings, host, port, **timeouts)
                         response = connection.ask(request)
                     except LostConnectionError as error:
                         failures.append(str(error))
                         continue
                     self._any = connection
                     return response
-                if time.monotonic() - began > self.settings.request_timeout_seconds:
+                now = time.monotonic()
+                if now - began + (now - pass_began) >= patience:
                     break
                 pause()
         raise BrokerUnavailableError(
@@ -667,6 +676,15 @@ class Cluster:
             " Check the addresses and the network. If the cluster no longer exists, a scan without"
             " this option reads only the tier; a stream with a checkpoint must keep the option"
         )
+
+
+def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, float]:
+    """Returns timeouts of `Connection` with which each bootstrap broker is tried in time."""
+    share = max(first.seconds / len(settings.bootstrap), _LEAST_SHARE_SECONDS)
+    return {
+        "connect_seconds": min(share, settings.connect_timeout_seconds),
+        "answer_seconds": min(first.answer_seconds, settings.request_timeout_seconds),
+    }
 
 
 def _refuse(topic_partition: TopicPartition, code: int) -> None:

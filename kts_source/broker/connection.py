@@ -10,7 +10,7 @@ import contextlib
 import socket
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.sasl import require_kafka, sasl_client
@@ -142,6 +142,8 @@ class Connection:
         settings: Timeouts, client id and security settings.
         host: Host name or IP address.
         port: TCP port.
+        connect_seconds: Overrides the timeout of opening the connection.
+        answer_seconds: Overrides the timeouts of the TLS handshake and of the first response.
 
     Attributes:
         address: Host and TCP port of the broker.
@@ -149,10 +151,18 @@ class Connection:
     Raises:
         LostConnectionError: The broker cannot be reached, or closed the connection.
         BrokerError: The broker is too old, or rejects the login.
-        InvalidOptionError: The extra `kafka` is not installed.
+        MissingExtraError: The extra `kafka` is not installed.
     """
 
-    def __init__(self, settings: BrokerSettings, host: str, port: int) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        host: str,
+        port: int,
+        *,
+        connect_seconds: float | None = None,
+        answer_seconds: float | None = None,
+    ) -> None:
         require_kafka()
         self.address = host, port
         self._settings = settings
@@ -161,9 +171,11 @@ class Connection:
         self._buffer = bytearray()
         self._versions: Any = None
         self._expires = float("inf")
-        self._socket = self._connected(host, port)
+        self._socket = self._connected(
+            host, port, connect_seconds or settings.connect_timeout_seconds, answer_seconds
+        )
         try:
-            self._negotiate()
+            self._negotiate(answer_seconds or settings.request_timeout_seconds)
             if settings.security.reveal().protocol.startswith("SASL"):
                 self._log_in(host)
         except BaseException:
@@ -300,8 +312,9 @@ class Connection:
             self.close()
             raise LostConnectionError(f"{self._place}: {_text(error)}") from None
 
-    def _connected(self, host: str, port: int) -> socket.socket:
-        timeout = self._settings.connect_timeout_seconds
+    def _connected(
+        self, host: str, port: int, timeout: float, handshake_timeout: float | None
+    ) -> socket.socket:
         security = self._settings.security.reveal()
         try:
             plain = socket.create_connection((host, port), timeout)
@@ -313,7 +326,7 @@ class Connection:
                 return plain
             from kts_source.broker.tls import ssl_context
 
-            plain.settimeout(timeout)
+            plain.settimeout(handshake_timeout or timeout)
             secured: socket.socket = ssl_context(security).wrap_socket(plain, server_hostname=host)
             return secured
         except OSError as error:
@@ -328,7 +341,7 @@ class Connection:
                 ) from None
             raise LostConnectionError(f"{self._place}: TLS failed: {_text(error)}") from None
 
-    def _negotiate(self) -> None:
+    def _negotiate(self, timeout: float) -> None:
         from kafka.protocol.broker_version_data import BrokerVersionData
         from kafka.protocol.metadata import ApiVersionsRequest
 
@@ -337,7 +350,7 @@ class Connection:
             client_software_name="tiered-kafka",
             client_software_version=package_version(),
         )
-        answer = self.ask(request)
+        answer = self.receive(replace(self.send(request), timeout_seconds=timeout))
         if answer.error_code != _NO_ERROR:
             raise BrokerError(
                 f"broker {self._place} does not report its API versions (error"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from kts_source.broker.kafka_table import COUNTED, NEEDS_KAFKA, PREFIX, refusal
+from kts_source.broker.kafka_table import COUNTED, KAFKA, PREFIX, refusal
 from kts_source.broker.settings import (
     AWS_MSK_IAM,
     GSSAPI,
@@ -38,6 +38,7 @@ from kts_source.broker.settings import (
     TLS_1_3,
     AwsCredentials,
     BrokerSettings,
+    FirstContact,
     Kerberos,
     Password,
     Security,
@@ -56,6 +57,7 @@ from kts_source.broker.tls import (
     trusted_certificates,
 )
 from kts_source.errors import InvalidOptionError
+from kts_source.libraries import missing_extra
 from kts_source.secret import Secret, is_callback
 
 if TYPE_CHECKING:
@@ -569,6 +571,8 @@ def _invalid(name: str, problem: str) -> InvalidOptionError:
 
 
 _BOOTSTRAP: Final = "bootstrap.servers"
+_REQUEST_TIMEOUT: Final = "request.timeout.ms"
+_SETUP_TIMEOUT: Final = "socket.connection.setup.timeout.ms"
 _SERVER: Final = re.compile(
     r"(?:(?P<protocol>[A-Za-z][\w+.-]*)://)?"
     r"(?:\[(?P<ip6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[\w.-]+)):(?P<port>[0-9]{1,5})"
@@ -601,16 +605,18 @@ def broker_settings(
             raise _invalid(name, f"is not supported: {reason}")
         _check_characters(name, options[name])
     if importlib.util.find_spec("kafka") is None:  # importing it is slow
-        raise InvalidOptionError(NEEDS_KAFKA)
+        raise missing_extra(*KAFKA)
     security, idle = security_from(options)
     settings = BrokerSettings(
         bootstrap=_servers(options[_BOOTSTRAP], security.protocol),
         security=Secret(security),
         client_id=_name(options, "client.id", "tiered-kafka"),
         rack=_name(options, "client.rack", ""),
-        request_timeout_seconds=_number(options, "request.timeout.ms", 30_000) / 1000,
-        connect_timeout_seconds=_number(options, "socket.connection.setup.timeout.ms", 10_000)
-        / 1000,
+        request_timeout_seconds=_number(options, _REQUEST_TIMEOUT, 30_000) / 1000,
+        connect_timeout_seconds=_number(options, _SETUP_TIMEOUT, 10_000) / 1000,
+        first_contact=None
+        if {_REQUEST_TIMEOUT, _SETUP_TIMEOUT} & options.keys()
+        else FirstContact(),
         fetch_max_wait_ms=_number(options, "fetch.max.wait.ms", 500, least=0),
         fetch_min_bytes=_number(options, "fetch.min.bytes", 1, least=0),
         fetch_max_bytes=min(_number(options, "fetch.max.bytes", 50 << 20), MAX_FETCH_BYTES),

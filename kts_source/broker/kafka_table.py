@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PREFIX: Final = "kafka."
-NEEDS_KAFKA: Final = (
-    "option 'kafka.bootstrap.servers' needs kafka-python 3.0: pip install 'tiered-kafka[kafka]'"
-)
+
+KAFKA: Final = ("kafka-python", "kafka", "option 'kafka.bootstrap.servers'")
+"""Library, extra and feature, for the error that the library is missing."""
 
 PLAIN_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (
@@ -28,8 +28,18 @@ PLAIN_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     ("client.id", "tiered-kafka", "Name of the client for logs and quotas of brokers."),
     ("client.rack", "", "Rack of the workers: nearby followers serve them (KIP-392)."),
-    ("request.timeout.ms", "30000", "Timeout of one request."),
-    ("socket.connection.setup.timeout.ms", "10000", "Timeout of opening one connection."),
+    (
+        "request.timeout.ms",
+        "30000",
+        "Timeout of one request. Set it to wait longer for the first response, which otherwise has"
+        " a timeout of 8 s.",
+    ),
+    (
+        "socket.connection.setup.timeout.ms",
+        "10000",
+        "Timeout of opening one connection. If neither this option nor `kafka.request.timeout.ms`"
+        " is set, a scan fails after 5 s if no bootstrap broker accepts a connection.",
+    ),
     ("fetch.max.wait.ms", "500", "Maximum time that a broker waits for `fetch.min.bytes`."),
     ("fetch.min.bytes", "1", "Minimum size of a response, before `fetch.max.wait.ms` passes."),
     ("fetch.max.bytes", "52428800", "Maximum bytes of one response; at most 57671680 are used."),

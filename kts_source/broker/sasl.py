@@ -32,7 +32,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote_plus, urlencode, urlsplit
 
-from kts_source.broker.kafka_table import NEEDS_KAFKA
+from kts_source.broker.kafka_table import KAFKA
 from kts_source.broker.settings import (
     OAUTHBEARER,
     SCRAM_MECHANISMS,
@@ -42,7 +42,13 @@ from kts_source.broker.settings import (
     TokenCallback,
     TokenEndpoint,
 )
-from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
+from kts_source.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    InvalidOptionError,
+    MissingExtraError,
+)
+from kts_source.libraries import missing_extra
 from kts_source.secret import call_callback
 from segment_format.tuning import is_on
 
@@ -311,12 +317,13 @@ def _check_scram(name: str, message: bytes) -> None:
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Converts an error in the block to `BrokerError`, except `InvalidOptionError`. The text
-    contains only the class name of the original error, because its message may quote the request.
+    """Converts an error in the block to `BrokerError`, except errors of options and missing
+    packages. The text contains only the class name of the original error, because its message may
+    quote the request.
     """
     try:
         yield
-    except (BrokerError, InvalidOptionError):
+    except (BrokerError, InvalidOptionError, MissingExtraError):
         raise
     except Exception as error:  # noqa: BLE001  # every library has its own
         raise BrokerError(f"login by {name} {what}: {type(error).__name__}") from None
@@ -396,7 +403,7 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
     try:
         import gssapi
     except (ImportError, OSError):  # the package, or the library below it
-        raise InvalidOptionError(
+        raise MissingExtraError(
             "option kafka.sasl.mechanism=GSSAPI needs Kerberos and its Python binding:"
             " pip install gssapi"
         ) from None
@@ -428,11 +435,11 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
 
 
 def require_kafka() -> None:
-    """Raises InvalidOptionError if kafka-python is not installed."""
+    """Raises MissingExtraError if kafka-python is not installed."""
     try:
         load_messages()
     except ImportError:
-        raise InvalidOptionError(NEEDS_KAFKA) from None
+        raise missing_extra(*KAFKA) from None
 
 
 class _EmptyPackage(ModuleType):

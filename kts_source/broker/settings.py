@@ -162,6 +162,20 @@ class Security:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstContact:
+    """Timeouts that apply until a broker has answered for the first time. They are short, because
+    the reason of a failure is probably a wrong address or a firewall, which no retry changes.
+
+    Attributes:
+        seconds: Time after which no bootstrap broker is tried again. The brokers share this time.
+        answer_seconds: Timeout of the first response after a connection was opened.
+    """
+
+    seconds: float = 4.5
+    answer_seconds: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """The parsed `kafka.*` options.
 
@@ -173,6 +187,8 @@ class BrokerSettings:
         rack: Rack of this client. Brokers use it to recommend a nearby follower; empty = unknown.
         request_timeout_seconds: Timeout of one request in seconds.
         connect_timeout_seconds: Timeout of opening one connection in seconds.
+        first_contact: Shorter timeouts that apply until a broker has answered for the first time;
+            `None` = the other timeouts apply from the start.
         fetch_max_wait_ms: Maximum time in ms that a broker waits for more records if a response has
             less than `fetch_min_bytes`.
         fetch_max_bytes: Maximum size of the records in one response, in bytes.
@@ -186,6 +202,7 @@ class BrokerSettings:
     rack: str = ""
     request_timeout_seconds: float = 30.0
     connect_timeout_seconds: float = 10.0
+    first_contact: FirstContact | None = None
     fetch_max_wait_ms: int = 500
     fetch_min_bytes: int = 1
     fetch_max_bytes: int = 50 << 20

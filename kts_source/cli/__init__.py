@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from kts_source.libraries import missing_extra
+
 _NEEDS = ("click", "rich")
 
 
@@ -14,7 +16,7 @@ def main() -> int:
     """
     for name in _NEEDS:
         if find_spec(name) is None:
-            print(f"kts needs {name}: pip install 'tiered-kafka[cli]'", file=sys.stderr)
+            print(missing_extra(name, "cli", "kts"), file=sys.stderr)
             return 2
     try:
         from kts_source.cli.app import main as run

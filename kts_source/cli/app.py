@@ -13,6 +13,7 @@ from kts_source.cli.flags import with_flags, write_exit_codes
 from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
+    MissingExtraError,
     RejectedRowsError,
     TieredKafkaError,
 )
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except TieredKafkaError as error:
         click.echo(f"kts: {with_flags(str(error))}", err=True)
-        if isinstance(error, InvalidOptionError):
+        if isinstance(error, InvalidOptionError | MissingExtraError):
             return 2
         if isinstance(error, RejectedRowsError):
             return 4

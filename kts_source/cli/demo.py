@@ -1,7 +1,8 @@
-"""`kts demo`: reads a tier that a real broker wrote, and prints its contents.
+"""`kts demo`: shows on a small sample tier what the package does.
 
-It reads the sample tier, which is in the source repository but not in the wheel. `--path` selects
-another tier.
+The sample tier has the orders of a shop. `--all` reads the tier that a real broker wrote for the
+tests, with topics of all kinds. This tier is in the source repository but not in the wheel.
+`--path` selects another tier.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kts_source.cli import shop
 from kts_source.cli.output import dated_rows, print_table
 from kts_source.engines.scan import scan
-from kts_source.errors import TierNotFoundError, UnsupportedSparkError
+from kts_source.errors import MissingExtraError, TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
@@ -46,11 +48,15 @@ SHOWN_ROWS = 5
 @click.argument("given_path", metavar="[PATH]", required=False)
 @click.option("--path", help="Read this tier instead of the sample.")
 @click.option("--key-prefix", "key_prefix", default="", help="Its key.prefix.")
-def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
-    """Read the sample tier of the repository, or the tier at PATH. Use Spark, too, if it is
+@click.option("--all", "every_topic", is_flag=True, help="Read the broker's tier of a checkout.")
+def demo(given_path: str | None, path: str | None, key_prefix: str, *, every_topic: bool) -> None:
+    """Write a small sample tier and read it, or read the tier at PATH. Use Spark, too, if it is
     installed.
     """
     other = given_path or path
+    if other is None and not every_topic:
+        _show_shop()
+        return
     options = {"path": other, "keyPrefix": key_prefix} if other else _sample_options()
     # Prints the warnings of planning as part of the output.
     logging.basicConfig(format="note: %(message)s", level=logging.WARNING, stream=sys.stdout)
@@ -59,7 +65,7 @@ def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
     chosen = {**options, "subscribe": topic, "includeHeaders": "true"}
     try:
         from kts_source.spark.datasource import session_builder
-    except UnsupportedSparkError as error:
+    except (MissingExtraError, UnsupportedSparkError) as error:
         shown = scan(chosen).limit(SHOWN_ROWS).to_table().to_batches()
         rows = [row for batch in shown for row in dated_rows(batch)]
         print(f"The first rows of {topic}, read without Spark:\n")
@@ -71,11 +77,39 @@ def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
         _show_counts(spark, {**options, "subscribePattern": ".*"})
 
 
+def _show_shop() -> None:
+    """Writes the sample tier of a shop, and shows its orders."""
+    folder = shop.sample_folder()
+    options = shop.write_shop(folder)
+    orders = scan(options)
+    shop.show_tier(options)
+    shop.show_orders(orders)
+    shop.show_large_orders(orders)
+    try:
+        from kts_source.spark.datasource import session_builder
+    except (MissingExtraError, UnsupportedSparkError) as error:
+        shop.show_months(shop.monthly_totals(orders), f"Python. {error}")
+    else:
+        with _spark(session_builder()) as spark:
+            totals = _monthly_totals(spark, options)
+        shop.show_months(totals, f"Spark {spark.version}")
+    command = Path(sys.executable).with_name("kts")
+    shop.show_next_steps(folder, str(command) if command.exists() else "kts")
+
+
+def _monthly_totals(spark: SparkSession, options: Mapping[str, str]) -> dict[str, float]:
+    """Returns the sum of the amounts per month, computed by Spark."""
+    frame = spark.read.format("tiered-kafka").options(**options).load()
+    monthly = frame.groupBy(frame["timestamp"].cast("string").substr(1, 7).alias("month"))
+    totals = monthly.agg({"value.amount": "sum"}).collect()
+    return {str(row[0]): float(row[1]) for row in totals}
+
+
 def _sample_options() -> dict[str, str]:
     if not SAMPLE_TIER.is_dir():
         raise TierNotFoundError(
             f"the sample tier does not exist at {SAMPLE_TIER}: it is not part of the wheel."
-            " Run `make demo` in a checkout, or set --path to another tier."
+            " Run `make demo DEMO=--all` in a checkout, or set --path to another tier."
         )
     options = {"path": SAMPLE_TIER.as_uri(), "keyPrefix": "tiered/"}
     for file in (GOLDEN / "keys").glob("*.private.pem"):
@@ -86,7 +120,7 @@ def _sample_options() -> dict[str, str]:
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
     """Plans and reads the whole tier in this process, prints a summary, and returns the topics."""
-    from segment_format.kernels.decoder import load_kernel
+    from segment_format.kernels.native import load_kernel
 
     scan_options = parse_options(options)
     print(f"The tier at {options['path']}:\n")
@@ -100,7 +134,7 @@ def _show_tier(options: Mapping[str, str]) -> list[str]:
             f"\nPlanned in {seconds:.2f} s with {planning.list_requests:,} listings,"
             f" {planning.requests:,} requests and {format_bytes(planning.bytes)}."
         )
-        load_kernel()  # compiles once per machine, so do not time it
+        load_kernel("decode_window")  # compiles once per machine, so do not time it
         reader = SegmentSource(tier, scan_options.key_ring)
         settings = ReadSettings.of(scan_options)
         started = time.perf_counter()

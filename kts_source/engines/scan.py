@@ -142,7 +142,7 @@ class Scan(BaseScan):
         integers stay integers.
 
         Raises:
-            InvalidOptionError: pandas is not installed.
+            MissingExtraError: pandas is not installed.
         """
         require("pandas", "pandas", "to_pandas()")
         import pandas as pd
@@ -154,7 +154,7 @@ class Scan(BaseScan):
         rows that a query needs.
 
         Raises:
-            InvalidOptionError: Polars is not installed.
+            MissingExtraError: Polars is not installed.
         """
         require("polars", "polars", "to_polars()")
         import polars as pl
@@ -170,7 +170,7 @@ class Scan(BaseScan):
                 per core.
 
         Raises:
-            InvalidOptionError: Polars is not installed.
+            MissingExtraError: Polars is not installed.
             ValueError: The number of threads is less than 1.
         """
         require("polars", "polars", "to_lazy()")
@@ -210,7 +210,8 @@ class Scan(BaseScan):
             **arguments: Other arguments of `ray.data.read_datasource`.
 
         Raises:
-            InvalidOptionError: Ray is not installed, or the scan has a limit.
+            MissingExtraError: Ray is not installed.
+            InvalidOptionError: The scan has a limit.
         """
         require("ray.data", "ray", "to_ray()")
         from kts_source.engines.ray_source import ray_dataset

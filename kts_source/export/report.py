@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import RejectedRowsError
+from kts_source.libraries import require
 from kts_source.store.open_store import local_file
 from kts_source.texts import Displayed, Table, format_bytes
 
@@ -176,7 +177,7 @@ class BackfillReport(Displayed):
         """Saves the report as a PNG picture.
 
         Raises:
-            ImportError: matplotlib is not installed (extra `plot`).
+            MissingExtraError: matplotlib is not installed.
             InvalidOptionError: The path is a URL or looks like a URL. It must be a local path.
         """
         draw_report(self).savefig(local_file(path), format="png", dpi=120)
@@ -217,8 +218,9 @@ def draw_report(report: BackfillReport) -> Figure:
         A `matplotlib.figure.Figure` without a window. Write it with `savefig`.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
+    require("matplotlib", "plot", "the picture of a report")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.5), layout="constrained")

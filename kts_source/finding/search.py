@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Unpack
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import InvalidOptionError, MissingExtraError, TieredKafkaError
 from kts_source.finding.certificate import (
     Certificate,
     PartitionCertificate,
@@ -121,7 +121,7 @@ class SearchPlan:
             refused: list[TieredKafkaError] = []
             try:
                 plan = plan_scan(options, tier, on_partition_error=refused.append)
-            except InvalidOptionError:
+            except (InvalidOptionError, MissingExtraError):
                 raise
             except TieredKafkaError as error:
                 refused = [error]
@@ -192,7 +192,7 @@ class TaskSearch:
             return
         try:
             yield from self._matches(ScanTask(tuple(readable)), reader, settings, meter)
-        except InvalidOptionError:
+        except (InvalidOptionError, MissingExtraError):
             raise
         except TieredKafkaError:
             # Read the slices one by one to find out which slice cannot be read.
@@ -208,7 +208,7 @@ class TaskSearch:
     ) -> Generator[pa.RecordBatch]:
         try:
             yield from self._matches(ScanTask((task_slice,)), reader, settings, meter)
-        except InvalidOptionError:
+        except (InvalidOptionError, MissingExtraError):
             raise
         except TieredKafkaError as error:
             self._add_unread(task_slice, reader, task_slice.objects.log, one_line(str(error)))

@@ -195,7 +195,7 @@ def parse_any_options(source: Options) -> ScanOptions:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
         RegistryError: A registry that must supply the schema does not answer.
     """
-    texts = {name.lower(): text for name, text in option_texts(source).items()}
+    spelled, texts = _by_lower_name(option_texts(source))
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # it is also in the table of options
@@ -204,10 +204,10 @@ def parse_any_options(source: Options) -> ScanOptions:
         name.removeprefix("fallback."): text for name, text in _take(texts, _FALLBACK).items()
     }
     _replace_aliases(texts)
-    _refuse(texts)
+    _refuse(texts, spelled)
     kafka_texts = _take(texts, _KAFKA)
     ignored = [name for name in _IGNORED if texts.pop(name, None) is not None]
-    values = _parse_known(texts)
+    values = _parse_known(texts, spelled)
     durations = options_with_durations(values)
     values |= resolved_times(values, Clock(time.time_ns() // 1_000_000, values["timeZone"]))
     brokers, idle = broker_settings(kafka_texts)
@@ -219,8 +219,9 @@ def parse_any_options(source: Options) -> ScanOptions:
     cache = cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds)
     formats = column_formats(values, texts, selection, cache)
     where = _where(values, formats)
+    storage = {spelled[name]: text for name, text in storage_texts.items()}
     return ScanOptions(
-        **_tier_values(values, storage_texts, has_brokers=brokers is not None),
+        **_tier_values(values, storage, has_brokers=brokers is not None),
         **{_snake_case(name): values[name] for name in _PLAIN},
         selection=selection,
         topic_ids=values["topicId"] or {},
@@ -243,6 +244,14 @@ def parse_any_options(source: Options) -> ScanOptions:
     )
 
 
+def _by_lower_name(texts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns two maps by option name in lower case: the user's spelling, and the text."""
+    return (
+        {name.lower(): name for name in texts},
+        {name.lower(): text for name, text in texts.items()},
+    )
+
+
 def _snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name)
 
@@ -262,17 +271,25 @@ def _replace_aliases(texts: dict[str, str]) -> None:
                 raise InvalidOptionError(f"options {name}={other!r} and {alias}={text!r} disagree")
 
 
-def _refuse(texts: Mapping[str, str]) -> None:
+def _refuse(texts: Mapping[str, str], spelled: Mapping[str, str]) -> None:
     if refused := texts.keys() & _NOT_SUPPORTED.keys():
         name = min(refused)
-        raise InvalidOptionError(f"option {name!r} is not supported: {_NOT_SUPPORTED[name]}")
+        raise InvalidOptionError(
+            f"option {spelled.get(name, name)!r} is not supported: {_NOT_SUPPORTED[name]}"
+        )
 
 
-def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
+def _parse_known(texts: Mapping[str, str], spelled: Mapping[str, str]) -> dict[str, Any]:
+    """Parses the options of the table.
+
+    Args:
+        texts: Text of each option, by its name in lower case.
+        spelled: The user's spelling of each name, by the name in lower case.
+    """
     for name, text in texts.items():
         if name not in _BY_LOWER_NAME:
-            raise InvalidOptionError(_unknown(name))
-        check_characters(name, text)
+            raise InvalidOptionError(_unknown(spelled.get(name, name)))
+        check_characters(_BY_LOWER_NAME[name].name, text)
     values: dict[str, Any] = {}
     for lower, option in _BY_LOWER_NAME.items():
         value = texts.get(lower, option.default)
@@ -284,7 +301,7 @@ def _unknown(name: str) -> str:
     names = [option.name for option in OPTIONS] + [name for name, _ in S3_OPTIONS]
     names += [f"encryption.key.pairs.<id>.private.key.{kind}" for kind in KEY_SOURCES]
     by_lower = {option_name.lower(): option_name for option_name in names}
-    close = difflib.get_close_matches(name, by_lower, n=2, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.6)
     if close:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
         return f"unknown option {name!r}; did you mean {guesses}?"

@@ -162,7 +162,7 @@ class TierDescription(Displayed):
         """Returns the table of `to_arrow` as a pandas DataFrame.
 
         Raises:
-            InvalidOptionError: pandas is not installed.
+            MissingExtraError: pandas is not installed.
         """
         require("pandas", "pandas", "to_pandas()")
         return self.to_arrow().to_pandas()

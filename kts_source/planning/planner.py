@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kts_source.errors import (
     ArchivedObjectError,
     InvalidOptionError,
+    MissingExtraError,
     PlanTooLargeError,
     TieredKafkaError,
 )
@@ -188,7 +189,9 @@ def _plan_source(
             )
         except TieredKafkaError as error:
             topic, number = partition.topic, partition.partition
-            if on_partition_error is None or isinstance(error, InvalidOptionError):
+            if on_partition_error is None or isinstance(
+                error, InvalidOptionError | MissingExtraError
+            ):
                 raise error.located(topic=topic, partition=number) from error.__cause__
             on_partition_error(error.located(topic=topic, partition=number))
             return None

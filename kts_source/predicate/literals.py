@@ -297,6 +297,7 @@ def _value(kind: Kind, literal: Literal, zone: tzinfo | None) -> Value:
 
 _DIALECT: Final = "spark"
 _MAX_TEXT: Final = 1 << 20
+_EXAMPLE: Final = "write a condition such as offset >= 10 AND key = 'a'"
 _STRINGS: Final = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
 
 
@@ -355,11 +356,16 @@ class SqlText:
     def _syntax_error(self, error: SqlglotError) -> str:
         errors: list[dict[str, Any]] = getattr(error, "errors", [])
         if not errors:
-            return f"not understood: {self._text!r}"
+            return f"not understood: {self._text!r}; {_EXAMPLE}"
         description = str(errors[0].get("description") or "not understood").strip().rstrip(".")
         if "<class" in description:  # sqlglot names its own classes
             description = "an operand is missing"
-        return f"{description} near {errors[0].get('highlight')!r} in {self._text!r}"
+        elif description.startswith("Invalid expression"):
+            description = "unexpected text"
+        place = str(errors[0].get("highlight"))
+        for mark, literal in self._strings.items():
+            place = place.replace(f"'{mark}'", literal)
+        return f"{description} near {place!r} in {self._text!r}; {_EXAMPLE}"
 
 
 def names_of(node: exp.Column | exp.Dot) -> tuple[str, ...]:

@@ -322,9 +322,9 @@ def _load_decoder(meter: TaskMeter | None) -> None:
     """
     began = time.perf_counter()
     import kts_source.read.slice_decoder  # noqa: F401
-    from segment_format.kernels.decoder import load_kernel
+    from segment_format.kernels.native import load_kernel
 
-    load_kernel()
+    load_kernel("decode_window")
     if meter is not None:
         meter.stopwatch.compile += time.perf_counter() - began
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import FIRST_REQUEST_BYTES, SegmentSpan, request_groups
-from segment_format.errors import SegmentFormatError
+from segment_format.errors import CorruptRecordError, SegmentFormatError
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_prefix
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from segment_format.index.sparse_indexes import OffsetIndex
 
 log = logging.getLogger(__name__)
+
+
+_ADVICE: Final = ". Restore the object or set fallbackPath; `kts verify` finds all damaged batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +132,12 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
     except TieredKafkaError as error:
         raise source.error_in_span(error, span) from error.__cause__
     except SegmentFormatError as error:
+        advice = _ADVICE if isinstance(error, CorruptRecordError) else ""
         raise source.error_in_span(
-            CorruptSegmentError(error.message, offset=error.offset, position=error.position), span
+            CorruptSegmentError(
+                f"{error.message}{advice}", offset=error.offset, position=error.position
+            ),
+            span,
         ) from error
 
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import scrub
+from kts_source.store.azure_url import filesystem_arguments
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
-from kts_source.store.storage_options import extra_arguments, s3_arguments, secret_values
+from kts_source.store.storage_options import s3_arguments, secret_values
 from segment_format.manifest.transform import RestoreTimes
 
 if TYPE_CHECKING:
@@ -425,4 +426,4 @@ def open_filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN4
     scheme = scheme_of(path)
     if scheme == "s3":
         return fsspec.filesystem("s3", **s3_arguments(storage))
-    return fsspec.filesystem(scheme, **extra_arguments(storage))
+    return fsspec.filesystem(scheme, **filesystem_arguments(path, storage))

@@ -387,7 +387,7 @@ def compile_protobuf(files: Sequence[tuple[str, str]]) -> _Parts:
         ValueError: protoc rejects the files.
         RegistryError: The name of a file is not a safe relative path, or protoc does not end in
             time.
-        InvalidOptionError: grpcio-tools is not installed.
+        MissingExtraError: grpcio-tools is not installed.
     """
     require("grpc_tools", "proto", "a Protobuf schema that the registry returns as text")
     *imported, (_, text) = files

@@ -46,9 +46,9 @@ def preload() -> None:
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    from segment_format.kernels.decoder import load_kernel
+    from segment_format.kernels.native import load_kernel
 
-    load_kernel()
+    load_kernel("decode_window")
     if is_on():
         # Forked workers share the memory of these objects as long as no garbage collection writes
         # to them. Frozen objects are not collected.

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from kts_source.errors import UnsupportedSparkError
+from kts_source.libraries import missing_extra
 
 try:
     from pyspark.sql import types as types
@@ -22,8 +23,8 @@ try:
 except ModuleNotFoundError as error:
     spark = sys.modules.get("pyspark")
     if spark is None:
-        reason = "PySpark is not installed: pip install 'tiered-kafka[spark]'"
-    elif error.name == "pyspark.sql.datasource":
+        raise missing_extra("pyspark", "spark", "Spark's format 'tiered-kafka'") from error
+    if error.name == "pyspark.sql.datasource":
         reason = (
             f"Spark {spark.__version__} has no Python data sources; they need Spark 4.0 or later."
             " The command `kts` and backfill(None, ...) need no Spark"

@@ -250,23 +250,25 @@ def register(spark: SparkSession) -> None:
 
     Spark imports the module `pyspark_tiered_kafka` if it is installed, and registers the format
     from it. Spark 4.0 then refuses to register the format again (`DATA_SOURCE_ALREADY_EXISTS`),
-    which this function ignores; later versions replace the registration.
+    which this function ignores; later versions replace the registration and log a warning, which
+    this function hides. The new registration passes `spark.executorEnv.*` to Python.
 
     Args:
         spark: The session. Other sessions of the same application are not changed.
 
     Raises:
+        MissingExtraError: Spark is not installed. Raised when this function is imported.
         UnsupportedSparkError: This version of Spark does not support Python data sources. Raised
             when this function is imported.
     """
     from pyspark.errors import AnalysisException
 
-    try:
-        with replacing_quietly(spark):
+    with replacing_quietly(spark):
+        try:
             spark.dataSource.register(TieredKafkaDataSource)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def session_builder() -> SparkSession.Builder:

@@ -25,6 +25,7 @@ from kts_source.store.request_policy import (
     hedged,
 )
 from kts_source.store.storage_options import secret_values
+from kts_source.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -168,7 +169,8 @@ class ClientStore(ABC):
         return scrub(text, self._secret_values.reveal())
 
     def _text(self, error: BaseException) -> str:
-        return self._scrub(f"{type(error).__name__}: {error}")
+        """Returns class and message of a client library's error as one line without secrets."""
+        return one_line(self._scrub(f"{type(error).__name__}: {error}"))
 
 
 class AsyncClient:

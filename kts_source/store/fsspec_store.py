@@ -12,7 +12,8 @@ import inspect
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, MissingExtraError
+from kts_source.store.azure_url import filesystem_arguments
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_exchange import Exchange, watched_session
 from kts_source.store.object_store import (
@@ -29,7 +30,6 @@ from kts_source.store.request_policy import (
     TransientError,
     within_deadline,
 )
-from kts_source.store.storage_options import extra_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kts_source.secret import Secret
 
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+_HADOOP_LIBRARIES = ("libjvm", "libhdfs")
 _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 
 
@@ -73,7 +74,7 @@ class FsspecStore(ClientStore):
                 f"unknown scheme {scheme}:// in the path; fsspec has no file system of that name"
             ) from None
         except ImportError as error:
-            raise InvalidOptionError(f"{scheme}:// needs another package: {error}") from None
+            raise MissingExtraError(f"{scheme}:// needs another package: {error}") from None
         url = url.rstrip("/") if path.strip("/") else f"{scheme}://"
         self._root = str(filesystem_class._strip_protocol(url)).rstrip("/")  # noqa: SLF001  # fsspec's way to a path
         super().__init__(url, storage, retry_policy)
@@ -172,7 +173,7 @@ class FsspecStore(ClientStore):
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
         import fsspec
 
-        arguments = extra_arguments(self._storage.reveal())
+        arguments = filesystem_arguments(self._url, self._storage.reveal())
         named = {**arguments, "skip_instance_cache": True}
         if (name := self._session_argument) is not None:
             named[name] = watched_session(arguments.get(name) or {})
@@ -186,6 +187,14 @@ class FsspecStore(ClientStore):
                 f"the {self._scheme} file system does not support these storageOptions: "
                 f"{', '.join(sorted(arguments))}"
             ) from None
+        except OSError as error:
+            if self._scheme == "hdfs" and any(name in str(error) for name in _HADOOP_LIBRARIES):
+                raise MissingExtraError(
+                    "hdfs:// needs Java and the native library of Hadoop (libhdfs) on every machine"
+                    " that reads. Install both, set JAVA_HOME and HADOOP_HOME, and set CLASSPATH to"
+                    " the output of `hadoop classpath --glob`"
+                ) from None
+            raise
 
     def _look_up(self, key: str) -> ObjectInfo:
         entry: dict[str, Any] = self._call_uncached("info", self._path(key))

@@ -9,6 +9,7 @@ there. Objects whose keys obstore would change are read through fsspec.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import urllib.parse
@@ -19,9 +20,10 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from kts_source.errors import ArchivedObjectError
+from kts_source.errors import AccessDeniedError, ArchivedObjectError
 from kts_source.libraries import require
 from kts_source.secret import Secret
+from kts_source.store.azure_url import AZURE_SCHEMES, filesystem_arguments
 from kts_source.store.client_store import AsyncClient
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.http_exchange import watch_azure, watch_google
@@ -35,7 +37,6 @@ from kts_source.store.range_reader import (
     require_known,
 )
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
-from kts_source.store.storage_options import extra_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -315,7 +316,8 @@ class ObstoreStore(FsspecStore):
             filesystem = self._client.filesystem
         except Exception:  # noqa: BLE001  # the first request reports it
             raise FsspecOnlyError(f"{self._library} cannot be opened") from None
-        return self._settings_of(filesystem, extra_arguments(self._storage.reveal()))
+        arguments = filesystem_arguments(self._url, self._storage.reveal())
+        return self._settings_of(filesystem, arguments)
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
         def read_by_fsspec() -> Data:
@@ -375,6 +377,9 @@ def require_supported(
         raise FsspecOnlyError("REQUESTS_CA_BUNDLE names a bundle of certificates")
 
 
+# Errors of Azure's library if no login succeeds. They have no HTTP status, except if the store
+# itself rejects the credentials.
+_LOGIN_ERRORS: Final = ("ClientAuthenticationError", "CredentialUnavailableError")
 # Errors of Azure's library for failed connections and malformed responses.
 _TRANSIENT: Final = ("ServiceRequestError", "ServiceResponseError", "DecodeError")
 _ETAG: Final = re.compile(r'"[^"]+"')
@@ -456,7 +461,9 @@ class AzureSettings:
 
 
 class AzureStore(ObstoreStore):
-    """Objects of `abfs://container[/prefix]`. The version of a blob is its ETag."""
+    """Objects of `abfs://container[/prefix]` or `abfss://container@account.dfs.…[/prefix]`. The
+    version of a blob is its ETag.
+    """
 
     pinning = "conditional reads (If-Match), or the ETag looked up after every read"
     _root_name = "container"
@@ -464,6 +471,9 @@ class AzureStore(ObstoreStore):
     _extra = "azure"
 
     def _connect(self) -> Any:  # noqa: ANN401  # adlfs ships no types
+        # Azure's library logs a page of text if no login succeeds. Without a handler, Python would
+        # print it to standard error. Handlers of the user still receive it.
+        logging.getLogger("azure").addHandler(logging.NullHandler())
         filesystem = super()._connect()
         watch_azure(filesystem.service_client)
         return filesystem
@@ -472,8 +482,8 @@ class AzureStore(ObstoreStore):
         client = filesystem.service_client
         address = urllib.parse.urlsplit(client.url)
         endpoint = address._replace(query="", path=address.path.rstrip("/")).geturl()
-        schemes = ("abfs", "abfss", "az")
-        require_supported(arguments.keys() - _AZURE_ARGUMENTS, schemes, "AZURE_", endpoint)
+        unknown = arguments.keys() - _AZURE_ARGUMENTS
+        require_supported(unknown, AZURE_SCHEMES, "AZURE_", endpoint)
         if not _CONTAINER.fullmatch(self._bucket) and self._bucket != "$root":
             raise FsspecOnlyError("the container's name is unusual")
         if os.environ.get("AZURE_ENCRYPTION_KEY"):
@@ -500,6 +510,13 @@ class AzureStore(ObstoreStore):
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         status, text = super()._failure(error, key, listing=listing)
+        if type(error).__name__ in _LOGIN_ERRORS and not status:
+            raise AccessDeniedError(
+                "no Azure credentials work. Give account_key, sas_token, or tenant_id, client_id"
+                " and client_secret in storageOptions, log in with `az login`, or set anon=true for"
+                " a public container",
+                uri=self.uri(key),
+            ) from None
         if any(base.__name__ in _TRANSIENT for base in type(error).__mro__):
             status = 503
         if isinstance(error, RangeError) and error.code == "BlobArchived":

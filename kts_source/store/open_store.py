@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
+from kts_source.store.azure_url import AZURE_SCHEMES, names_account
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
 from kts_source.store.storage_options import STORAGE_OPTIONS, is_presigned
 
@@ -91,14 +92,23 @@ def local_file(path: str | Path) -> Path:
 
 
 def refuse_credentials(path: str) -> None:
-    """Raises `InvalidOptionError` if a URL contains a user or password, because messages and plans
-    show paths.
+    """Raises `InvalidOptionError` if a URL contains a user, a password or a shared access
+    signature, because messages and plans show paths. The container in
+    `abfss://container@account.dfs.core.windows.net` is not a user.
     """
     _, is_url, rest = path.partition("://")
-    if is_url and "@" in rest.split("/", 1)[0]:
-        raise InvalidOptionError(
-            f"the path ({scheme_of(path)}://…) holds credentials: give them as options"
+    if not is_url:
+        return
+    scheme = scheme_of(path)
+    has_user = "@" in rest.split("/", 1)[0] and not names_account(path)
+    if has_user or (scheme in AZURE_SCHEMES and "sig=" in rest.partition("?")[2]):
+        hint = (
+            "; write abfss://container@account.dfs.core.windows.net/path, and the credentials into"
+            " storageOptions"
+            if scheme in AZURE_SCHEMES
+            else ": give them as options"
         )
+        raise InvalidOptionError(f"the path ({scheme}://…) holds credentials{hint}")
 
 
 def storage_beside(
@@ -154,7 +164,7 @@ def open_store(
         from kts_source.store.obstore_stores import GcsStore
 
         return GcsStore(path, storage, retry_policy)
-    if scheme in ("abfs", "abfss", "az"):
+    if scheme in AZURE_SCHEMES:
         from kts_source.store.obstore_stores import AzureStore
 
         return AzureStore(path, storage, retry_policy)

@@ -80,10 +80,11 @@ class RetryPolicy:
 
         Raises:
             StoreUnavailableError: All attempts failed, or the time for retries is over. The error
-                contains the text of each failure.
+                contains the text of each failure. If all texts are equal, it contains one of them.
         """
         start = time.monotonic()
         history: list[str] = []
+        texts: set[str] = set()
         bound = self.first_pause_seconds
         while True:
             try:
@@ -94,10 +95,14 @@ class RetryPolicy:
             # chained to the error of this attempt.
             elapsed = time.monotonic() - start
             history.append(f"attempt {len(history) + 1}, failed after {elapsed:.2f} s: {last}")
+            texts.add(last)
             bound = min(bound, self.max_pause_seconds)
             wait = random.uniform(0, bound)
             is_late = elapsed + wait >= self.give_up_after_seconds
             if is_late or len(history) >= self.max_attempts:
+                if len(texts) == 1:
+                    message = f"all {len(history)} attempts failed within {elapsed:.1f} s: {last}"
+                    raise StoreUnavailableError(message, uri=uri) from None
                 raise StoreUnavailableError(
                     f"all {len(history)} attempts failed, last: {last}",
                     uri=uri,

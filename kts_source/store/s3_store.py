@@ -68,6 +68,21 @@ _DENIED_CODES: Final = frozenset(
         "SignatureDoesNotMatch",
     }
 )
+# Errors of botocore and its plugins if the credentials cannot be determined.
+_LOGIN_ERRORS: Final = frozenset(
+    {
+        "ConfigNotFound",
+        "ConfigParseError",
+        "CredentialRetrievalError",
+        "InvalidConfigError",
+        "LoginError",
+        "ProfileNotFound",
+        "RefreshWithMFAUnsupportedError",
+        "SSOError",
+        "TokenRetrievalError",
+        "UnknownCredentialError",
+    }
+)
 _EXPIRED_CODES: Final = frozenset({"ExpiredToken", "TokenRefreshRequired"})
 
 
@@ -253,6 +268,11 @@ class S3Store(ClientStore):
             raise AccessDeniedError(
                 "no AWS credentials found: give s3.access-key-id and s3.secret-access-key, "
                 "or s3.anonymous=true",
+                uri=self.uri(key),
+            ) from None
+        if any(base.__name__ in _LOGIN_ERRORS for base in type(origin).__mro__):
+            raise AccessDeniedError(
+                f"the login to AWS failed: {text}. Check the profile, or log in again",
                 uri=self.uri(key),
             ) from None
         if not isinstance(origin, exceptions.ClientError):

@@ -5,7 +5,6 @@ decode records.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
 from segment_format.kernels import contract as c
-from segment_format.kernels import object_code
+from segment_format.kernels.native import load_kernel
 from segment_format.record.batch_header import (
     CONTROL_BIT,
     MAGIC_2,
@@ -25,7 +24,7 @@ from segment_format.record.framing import read_prefix
 from segment_format.record.records import iter_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -90,10 +89,11 @@ class BatchScanner:
         self._size = size
         self._max_batch_bytes = max_batch_bytes
         self._start_offset = start_offset
-        self._kernel = _kernel()
+        self._kernel = load_kernel("scan_batches")
         self._table = np.empty((c.SCAN_COLUMNS, _CAPACITY), np.int64)
         self._markers: dict[int, ControlRecordType] = {}
         self._frame = np.zeros(c.SCAN_FRAME_SIZE, np.int64)
+        self._frame_at = self._frame.ctypes.data
         self._slots = self._frame.data  # reads a slot three times as fast as the array does
         self._frame[c.SCAN_LOG_SIZE] = size
         self._frame[c.SCAN_MAX_BATCH_BYTES] = max_batch_bytes
@@ -166,7 +166,7 @@ class BatchScanner:
         slots[c.SCAN_POSITION] = 0
         while True:
             first = slots[c.SCAN_ROWS]
-            status = self._kernel(self._frame)
+            status = self._kernel(self._frame_at)
             self._position = origin + slots[c.SCAN_POSITION]
             self._read_contents(view, first, origin)
             if status == c.SCAN_OTHER and not self._read_legacy_entry(
@@ -264,13 +264,3 @@ def _legacy_row(data: memoryview, position: int, start_offset: int) -> tuple[int
     crc = int.from_bytes(data[12:16], "big")
     offsets = batch.base_offset, batch.last_offset
     return (position, *offsets, -1, crc, is_sound, newest, counted, -1, 0)
-
-
-@lru_cache(1)
-def _kernel() -> Callable[[NDArray[np.int64]], int]:
-    kernel = object_code.load_of_frame("scan_batches")
-    if kernel is not None:
-        return kernel
-    from segment_format.kernels.scan_batches import scan_batches  # brings in numba
-
-    return scan_batches

@@ -35,7 +35,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba.core import types
 
 from segment_format.kernels import contract as c
 from segment_format.kernels.compiled import helper, inlined, kernel
@@ -49,7 +48,7 @@ from segment_format.kernels.decompress import (
     zstd_bound,
 )
 from segment_format.kernels.primitives import (
-    array_address,
+    frame_at,
     load_i16,
     load_i32,
     load_i64,
@@ -623,43 +622,42 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
     return np.int64(c.CONTINUE)
 
 
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_FRAME = types.Array(types.int64, 1, "C")
-
-
-@kernel(types.int64(_BYTES, _BYTES, _FRAME))
-def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
+@kernel
+def decode_window(
+    window: Address, window_size: Value, payload: Address, payload_size: Value, state: Address
+) -> Value:
     """Decodes entries until the caller must act. Returns a status, which says what the caller must
     do. See `segment_format.kernels.contract`.
 
     Args:
-        window: uint8 array, read-only: bytes of a log that begin with an entry.
-        payload: uint8 array, read-only: the decompressed records of the current batch. Only used if
-            slot `LOCATION` is `LOCATION_PAYLOAD`.
-        frame: int64 array with `FRAME_SIZE` slots.
+        window: Address of the bytes of a log. They begin with an entry.
+        window_size: Number of these bytes.
+        payload: Address of the decompressed records of the current batch. Only used if slot
+            `LOCATION` is `LOCATION_PAYLOAD`.
+        payload_size: Number of bytes of these records.
+        state: Address of a frame with `FRAME_SIZE` slots.
     """
-    window_at = array_address(window)
-    window_stop = window_at + np.uint64(window.size)
-    payload_at = array_address(payload)
-    payload_stop = payload_at + np.uint64(payload.size)
+    frame = frame_at(state, c.FRAME_SIZE)
+    window_stop = window + np.uint64(window_size)
+    payload_stop = payload + np.uint64(payload_size)
     sought = frame[c.SOUGHT] != 0
     needs_body = frame[c.WANTED] & c.NEEDS_BODY != 0
     while True:
         if frame[c.IN_BATCH] == 0:
-            status = _next_batch(window_at, window.size, frame)
+            status = _next_batch(window, window_size, frame)
             if status != c.CONTINUE:
                 return status
             continue
         if frame[c.LOCATION] == c.LOCATION_COMPRESSED:
-            status = _decompress(window_at, frame)
+            status = _decompress(window, frame)
             if status != c.CONTINUE:
                 return status
-        source = window_at
+        source = window
         readable_stop = window_stop
         if frame[c.LOCATION] == c.LOCATION_PAYLOAD:
-            source = payload_at
+            source = payload
             readable_stop = payload_stop
-            frame[c.RECORDS_STOP] = payload.size
+            frame[c.RECORDS_STOP] = payload_size
         if frame[c.LOCATION] == c.LOCATION_SCRATCH:
             source = np.uint64(frame[c.SCRATCH])
             readable_stop = source + np.uint64(frame[c.SCRATCH_CAPACITY] + c.COPY_SLACK)

@@ -10,7 +10,6 @@ The kernel decodes most batches on its own. Python does three things for it:
 
 from __future__ import annotations
 
-import functools
 import operator
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
@@ -31,6 +30,7 @@ from segment_format.errors import (
 from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kernels import contract as c
 from segment_format.kernels.columns import COLUMNS, ColumnBuffers, column_names, constants_at
+from segment_format.kernels.native import load_kernel
 from segment_format.record.batch_header import (
     HEADER_SIZE,
     MAGIC_2,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from segment_format._cursor import BytesLike
     from segment_format.index.checkpoints import EpochEntry
     from segment_format.kernels.columns import Constant
-    from segment_format.kernels.object_code import Kernel
     from segment_format.key_set import KeySet
     from segment_format.record.framing import Entry
     from segment_format.record.records import DecodedBatch, Record
@@ -299,7 +298,7 @@ class RecordDecoder:
         names = column_names(all_names, constants)
         self._constants = constants_at(all_names, constants)
         self._struct = _struct_of(all_names, dict(self._constants))
-        self._kernel = load_kernel()
+        self._kernel = load_kernel("decode_window")
         self._check_crcs = check_crcs
         self._max_batch_bytes = max_batch_bytes
         frame = self._frame = np.zeros(c.FRAME_SIZE, np.int64)
@@ -465,13 +464,15 @@ class RecordDecoder:
         """Calls the kernel until it needs more bytes, has finished, or has reached an entry of
         magic 0 or 1.
         """
-        kernel, frame = self._kernel, self._frame
+        kernel, frame_at = self._kernel, self._frame.ctypes.data
         view = window.data
+        window_at, payload_at = _address_of(window), _address_of(payload)
         self._at_legacy = False
         while True:
-            status = kernel(window, payload, frame)
+            status = kernel(window_at, len(window), payload_at, len(payload), frame_at)
             if status == c.COMPRESSED:
                 payload = self._decompress(view)
+                payload_at = _address_of(payload)
             elif status == c.FULL:
                 yield self._batch()
                 self._buffers.begin()
@@ -681,23 +682,9 @@ def _share_arrays(
     return tuple(shared.values())
 
 
-@functools.cache
-def load_kernel() -> Kernel:
-    """Returns the compiled `decode_window`. Loads it from its object file if there is one, and with
-    numba otherwise.
-    """
-    from segment_format.kernels import object_code
-
-    return object_code.load() or kernel_by_numba()
-
-
-def kernel_by_numba() -> Kernel:
-    """Returns `decode_window` from numba, which loads it from its cache or compiles it."""
-    from segment_format.kernels.decode_window import decode_window  # brings in numba
-
-    return lambda window, payload, frame: decode_window(
-        window, np.frombuffer(payload, np.uint8), frame
-    )
+def _address_of(data: BytesLike) -> int:
+    address: int = np.frombuffer(data, np.uint8).ctypes.data
+    return address
 
 
 def _check_range(name: str, value: int, minimum: int, maximum: int) -> None:

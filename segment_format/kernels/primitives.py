@@ -24,6 +24,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils as _cgutils
 from numba.core import types
+from numba.np import arrayobj as _arrayobj
 
 from segment_format.kernels.compiled import helper, inlined, instruction
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 
 cgutils: Codegen = _cgutils
+arrayobj: Codegen = _arrayobj
 _U8 = ir.IntType(8)
 
 
@@ -154,15 +156,27 @@ def fill_bytes(typing_context: Codegen, target: Codegen, value: Codegen, size: C
     return types.void(types.uint64, types.int64, types.uint64), emit
 
 
+_FRAME = types.Array(types.int64, 1, "C")
+
+
 @instruction
-def array_address(typing_context: Codegen, array: Codegen) -> Codegen:
-    """Returns the address of the first element of a contiguous array."""
+def frame_at(typing_context: Codegen, address: Codegen, slots: Codegen) -> Codegen:
+    """Returns the array of `slots` int64 at `address`. The caller owns its memory."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
-        struct = context.make_array(signature.args[0])(context, builder, arguments[0])
-        return builder.ptrtoint(struct.data, ir.IntType(64))
+        i64 = ir.IntType(64)
+        frame = context.make_array(_FRAME)(context, builder)
+        arrayobj.populate_array(
+            frame,
+            data=_pointer(builder, arguments[0], i64),
+            shape=(arguments[1],),
+            strides=(i64(8),),
+            itemsize=i64(8),
+            meminfo=None,
+        )
+        return frame._getvalue()  # noqa: SLF001 - as in numba's documentation
 
-    return types.uint64(array), emit
+    return _FRAME(types.uint64, types.int64), emit
 
 
 _ONE = np.uint64(1)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba.core import types
 
 from segment_format.kernels import contract as c
 from segment_format.kernels.compiled import inlined, kernel
 from segment_format.kernels.crc32c import crc32c
 from segment_format.kernels.primitives import (
+    frame_at,
     load_i16,
     load_i32,
     load_i64,
@@ -57,11 +57,15 @@ def _append(address: Address, position: Value, size: Value, frame: Frame) -> Non
     frame[c.SCAN_ROWS] += 1
 
 
-@kernel(types.int64(types.Array(types.int64, 1, "C")))
-def scan_batches(frame: Frame) -> Value:
+@kernel
+def scan_batches(state: Address) -> Value:
     """Appends a row to the table for each batch of the window. Returns one of the `SCAN_...`
     statuses of `segment_format.kernels.contract`.
+
+    Args:
+        state: Address of a frame with `SCAN_FRAME_SIZE` slots.
     """
+    frame = frame_at(state, c.SCAN_FRAME_SIZE)
     while True:
         if frame[c.SCAN_ROWS] == frame[c.SCAN_CAPACITY]:
             return np.int64(c.SCAN_FULL)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba.core import types
 
 from segment_format.kernels import contract as c
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.primitives import (
+    frame_at,
     load_i64_native,
     load_u8,
     load_u32_native,
@@ -94,11 +94,15 @@ def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
     return repeated
 
 
-@kernel(types.int64(types.Array(types.int64, 1, "C")))
-def mark_repeated(frame: Frame) -> Value:
+@kernel
+def mark_repeated(state: Address) -> Value:
     """Marks each entry whose key is repeated later in the same map. Returns the number of marked
     entries.
+
+    Args:
+        state: Address of a frame with `KEY_FRAME_SIZE` slots.
     """
+    frame = frame_at(state, c.KEY_FRAME_SIZE)
     ends = np.uint64(frame[c.KEY_SLOT_ENDS])
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])

@@ -4,14 +4,12 @@ this key is kept.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels import contract as c
-from segment_format.kernels import object_code
 from segment_format.kernels.arrow_buffers import (
     allocate,
     copied,
@@ -19,10 +17,9 @@ from segment_format.kernels.arrow_buffers import (
     make_entries,
     pack_bits,
 )
+from segment_format.kernels.native import load_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 
@@ -87,7 +84,7 @@ def _kept_entries(
     frame[c.KEY_SLOT_DATA] = keys.address if keys.width else keys.data
     frame[c.KEY_SLOT_KEPT], frame[c.KEY_SLOT_TABLE] = kept.ctypes.data, table.ctypes.data
     frame[c.KEY_SLOT_SEED] = _seed()
-    return kept.view(np.bool_) if _kernel()(frame) else None
+    return kept.view(np.bool_) if load_kernel("mark_repeated")(frame.ctypes.data) else None
 
 
 def _table_size(entries: int) -> int:
@@ -95,16 +92,6 @@ def _table_size(entries: int) -> int:
     while size < 2 * entries:
         size *= 2
     return size
-
-
-@lru_cache(1)
-def _kernel() -> Callable[[NDArray[np.int64]], int]:
-    linked = object_code.load_of_frame("mark_repeated")
-    if linked is not None:
-        return linked
-    from segment_format.values.map_key_kernel import mark_repeated  # imports numba
-
-    return mark_repeated
 
 
 def _seed() -> int:

@@ -1,6 +1,6 @@
 """Runs the shell examples of the docs in this process.
 
-`kts` commands and `export` are executed. Arguments of `pip` and `make` are only checked. No command
+`kts` commands and `export` are executed. Arguments of other commands are only checked. No command
 starts a process, because starting Python for every `kts` would take most of the tests' time.
 """
 
@@ -55,6 +55,10 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     elif command == "make":
         makefile = (ROOT / "Makefile").read_text()
         assert all(re.search(f"^{name}:", makefile, re.MULTILINE) for name in arguments)
+    elif command == "python3":
+        assert arguments[:-1] == ["-m", "venv"], words
+    elif command == ".":
+        assert arguments[0].endswith("/bin/activate"), words
     else:
         raise AssertionError(f"an example runs {command!r}; add this command to {__name__}")
 

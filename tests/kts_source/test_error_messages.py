@@ -87,8 +87,21 @@ def error_text(root: Path, action: Callable[[], object]) -> str:
 OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "unknown_option": (
         {"startingOffset": "earliest"},
-        "InvalidOptionError: unknown option 'startingoffset'; did you mean"
+        "InvalidOptionError: unknown option 'startingOffset'; did you mean"
         " 'startingOffsets' or 'startingOffsetsByTimestamp'?",
+    ),
+    "unknown_option_of_the_store": (
+        {"s3__Endpiont": "http://x"},
+        "InvalidOptionError: unknown option s3.Endpiont: did you mean s3.endpoint?",
+    ),
+    "unsupported_option": (
+        {"Kafka.Auto.Offset.Reset": "latest"},
+        "InvalidOptionError: option 'Kafka.Auto.Offset.Reset' is not supported: use"
+        " startingOffsets instead",
+    ),
+    "option_with_a_zero_byte": (
+        {"KEYPREFIX": "a\0"},
+        "InvalidOptionError: option 'keyPrefix' has a zero byte or half of a surrogate pair",
     ),
     "missing_path": (
         {"path": None},
@@ -169,7 +182,23 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "where_without_operand": (
         {"where": "offset >"},
-        "InvalidOptionError: option 'where': an operand is missing near '>' in 'offset >'",
+        "InvalidOptionError: option 'where': an operand is missing near '>' in 'offset >';"
+        " write a condition such as offset >= 10 AND key = 'a'",
+    ),
+    "where_with_double_equals": (
+        {"where": "key =="},
+        "InvalidOptionError: option 'where': an operand is missing near '==' in 'key ==';"
+        " write a condition such as offset >= 10 AND key = 'a'",
+    ),
+    "where_without_first_operand": (
+        {"where": "= 'secret of mine'"},
+        "InvalidOptionError: option 'where': an operand is missing near \"'secret of mine'\" in"
+        " \"= 'secret of mine'\"; write a condition such as offset >= 10 AND key = 'a'",
+    ),
+    "where_with_extra_text": (
+        {"where": "offset > 1 )"},
+        "InvalidOptionError: option 'where': unexpected text near ')' in 'offset > 1 )';"
+        " write a condition such as offset >= 10 AND key = 'a'",
     ),
     "where_unknown_column": (
         {"where": "offst > 5"},
@@ -505,7 +534,8 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_damaged_batch: (
         "CorruptSegmentError: the batch is damaged: stored CRC 0x7d074e73, computed"
-        " 0xd846dc0d [topic orders, partition 0, offset 5, object"
+        " 0xd846dc0d. Restore the object or set fallbackPath; `kts verify` finds all damaged"
+        " batches [topic orders, partition 0, offset 5, object"
         " file://TIER/SEGMENT-5.log, byte 0]"
     ),
     read_object_deleted_after_plan: (

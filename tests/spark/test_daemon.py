@@ -13,7 +13,7 @@ import os, sys, threading
 from kts_source.spark import daemon
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
-from segment_format.kernels.decoder import load_kernel
+from segment_format.kernels.native import load_kernel
 
 assert load_kernel.cache_info().currsize == 0
 daemon.preload()
@@ -56,7 +56,7 @@ def test_only_the_daemon_that_starts_tasks_preloads_modules() -> None:
         program = f"""
 import runpy, sys
 import pyspark.daemon
-pyspark.daemon.manager = lambda: print("llvmlite" in sys.modules)
+pyspark.daemon.manager = lambda: print("segment_format.kernels.native" in sys.modules)
 sys.argv = ["daemon", {kind!r}]
 runpy.run_module("kts_source.spark.daemon", run_name="__main__")
 """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class _TenRowsReader(DataSourceReader):
@@ -49,3 +53,24 @@ def test_register_can_be_called_twice(spark: SparkSession) -> None:
         register(spark)
     frame = spark.read.format("tiered-kafka").options(**tier_options("epochs")).load()
     assert frame.columns[0] == "key"
+
+
+_REGISTER_TWICE = """
+from kts_source import register
+from kts_source.spark.datasource import session_builder
+spark = session_builder().master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+for _ in range(2):
+    register(spark)
+print(spark.read.format("tiered-kafka").options(**{options!r}).load().columns[0])
+spark.stop()
+"""
+
+
+def test_register_logs_no_warning_about_the_data_source() -> None:
+    program = _REGISTER_TWICE.format(options=tier_options("epochs"))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["key"], done.stderr
+    assert "WARN" in done.stderr  # warnings of Spark are visible
+    assert "DataSourceManager" not in done.stderr

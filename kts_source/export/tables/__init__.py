@@ -17,7 +17,7 @@ def open_table(settings: ExportSettings) -> ExportTable:
 
     Raises:
         UnsupportedTargetError: The target cannot store each row exactly once.
-        InvalidOptionError: The library of the format is not installed.
+        MissingExtraError: The library of the format is not installed.
     """
     if settings.table_format == DELTA:
         require("deltalake", "delta", "a Delta table")

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from segment_format.values.avro import schema as s
+from segment_format.values.avro.kinds import BYTES, FIXED, ITEMS, NOTHING, STRUCT
 from segment_format.values.avro.schema import AvroSchemaError
 
 if TYPE_CHECKING:
@@ -35,18 +36,6 @@ if TYPE_CHECKING:
 
     from segment_format.values.avro.schema import Schema
 
-
-# Kinds of slots.
-NOTHING: Final = 0
-"""A column of nulls, without buffers."""
-FIXED: Final = 1
-"""Values of a fixed size."""
-BYTES: Final = 2
-"""Variable-size values: ends and bytes."""
-ITEMS: Final = 3
-"""Lists and maps: ends of the items. The items have their own level."""
-STRUCT: Final = 4
-"""Structs: only a validity buffer."""
 
 _KINDS: Final = {
     s.BOOLEAN: (pa.bool_(), 1),

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from segment_format.kernels import object_code
 from segment_format.kernels.arrow_buffers import BufferSpec, GrowingBuffers, make_array, pack_bits
-from segment_format.values.avro import columns as k
+from segment_format.kernels.native import load_kernel
+from segment_format.values.avro import kinds as k
 from segment_format.values.avro import opcodes as o
 from segment_format.values.avro.columns import columns_of, projected
 from segment_format.values.avro.program import compiled
@@ -274,7 +273,7 @@ class _Runner:
     def __init__(self, reader: Schema) -> None:
         self._reader = reader
         self._root = columns_of(reader)
-        self._kernel = load_kernel()
+        self._kernel = load_kernel("run_avro")
         # Several threads may use this at the same time, so the list is replaced but never changed.
         self._shares: list[float] | None = None
 
@@ -333,7 +332,7 @@ class _Runner:
         frame[o.LOOPS] = loops.ctypes.data
         frame[o.PREFIX] = prefix
         all_bad = list(bad)
-        while (status := self._kernel(frame)) != o.DONE:
+        while (status := self._kernel(frame.ctypes.data)) != o.DONE:
             argument, needed = int(frame[o.FAILED_ARGUMENT]), int(frame[o.NEEDED])
             if status == o.GROW_BYTES:
                 columns.grow_data(argument, needed)
@@ -518,16 +517,3 @@ def _walk(column: Column) -> Iterator[Column]:
     yield column
     for child in column.children:
         yield from _walk(child)
-
-
-@lru_cache(1)
-def load_kernel() -> Callable[[NDArray[np.int64]], int]:
-    """Returns the compiled `run_avro`. Loads it from its object file if possible; otherwise numba
-    compiles it.
-    """
-    linked = object_code.load_of_frame("run_avro")
-    if linked is not None:
-        return linked
-    from segment_format.values.avro.kernel import run_avro  # imports numba
-
-    return run_avro

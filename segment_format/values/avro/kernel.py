@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba.core import types
 
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.primitives import (
     address_in,
     copy_text,
+    frame_at,
     get,
     is_utf8,
     load_f32,
@@ -34,11 +34,11 @@ from segment_format.kernels.primitives import (
     store_u8,
     zigzag,
 )
-from segment_format.values.avro import columns as k
+from segment_format.values.avro import kinds as k
 from segment_format.values.avro import opcodes as o
 
 if TYPE_CHECKING:
-    from segment_format.kernels.compiled import Address, Frame, Value
+    from segment_format.kernels.compiled import Address, Value
 
 
 TRUNCATED = np.uint64(0)
@@ -446,17 +446,18 @@ def run_value(
             return np.int64(o.ERROR_MESSAGE), here, get(here, o.A), none
 
 
-_FRAME = types.Array(types.int64, 1, "C")
-
-
-@kernel(types.int64(_FRAME))
-def run_avro(frame: Frame) -> Value:
+@kernel
+def run_avro(state: Address) -> Value:
     """Decodes rows, beginning with row ROW. Returns `DONE` after the last row. Otherwise the caller
     must act, and the status says why: row ROW is bad, or it needs a larger buffer.
 
     A bad row is already null. If a row needs a larger buffer, the caller must grow the buffer and
     call again. The kernel then decodes this row from its start.
+
+    Args:
+        state: Address of a frame with `FRAME_SIZE` slots.
     """
+    frame = frame_at(state, o.FRAME_SIZE)
     slots = np.uint64(frame[o.SLOTS])
     levels = np.uint64(frame[o.LEVELS])
     loops = np.uint64(frame[o.LOOPS])

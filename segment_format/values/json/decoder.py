@@ -18,12 +18,11 @@ from segment_format.kernels.arrow_buffers import (
     pack_bits,
     resized,
 )
+from segment_format.kernels.native import load_kernel
 from segment_format.values.decoded import BadValue, DecodedValues
 from segment_format.values.json import contract as c
 from segment_format.values.json.contract import powers
 from segment_format.values.json.program import compiled, projected
-from segment_format.values.json.rows import gather_base64, gather_texts, read_rows, texts_size
-from segment_format.values.json.values import discard_row
 from segment_format.values.map_keys import KeyMemory, make_map
 from segment_format.values.registry_framing import read_confluent_headers, without_headers
 
@@ -295,15 +294,15 @@ class Columns:
     def _texts(self, node: Node, count: int) -> list[pa.Buffer]:
         data = self._batch.address(node)
         base, arena = self._source.address, self._batch.arena.address
-        size = texts_size(data, count)
+        size = load_kernel("texts_size")(data, count)
         ends = allocate(4 * (count + 1))
         to = allocate(size + c.READ_AHEAD)
         if node.op == c.BINARY:
-            gather_base64(data, count, base, arena, ends.address, to.address)
+            load_kernel("gather_base64")(data, count, base, arena, ends.address, to.address)
             size = int(np.frombuffer(ends, np.int32)[-1])
         else:
             stop = base + self._source.size
-            gather_texts(data, count, base, stop, arena, ends.address, to.address)
+            load_kernel("gather_texts")(data, count, base, stop, arena, ends.address, to.address)
         return [ends, to.slice(0, size)]
 
     def _items(self, node: Node, present: NDArray[np.bool_] | None) -> pa.Array:
@@ -445,7 +444,7 @@ class JsonDecoder:
             elif cells[entry] == marker:  # else a repeated field has replaced it
                 cells[entry] = decided
         for row in bad:
-            discard_row(batch.frame.ctypes.data, row)
+            load_kernel("discard_row")(batch.frame.ctypes.data, row)
         return [bad[row] for row in sorted(bad)]
 
 
@@ -465,7 +464,7 @@ def _read(batch: Batch, base: int, stop: int) -> None:
     frame[c.BASE] = base
     frame[c.ROW_STOP] = stop
     while True:
-        status = read_rows(frame.ctypes.data)
+        status = load_kernel("read_rows")(frame.ctypes.data)
         if status == c.DONE:
             return
         if not batch.grow(status):

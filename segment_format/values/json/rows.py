@@ -88,7 +88,7 @@ def _size(packed: Value) -> Value:
     return (packed & _SIZE_MASK) >> ONE
 
 
-@kernel("int64(uint64, int64)")
+@kernel
 def texts_size(data: Address, count: Value) -> Value:
     """Returns the total size of strings in bytes. `data` is the address of `count` locations of
     strings, see `contract`.
@@ -99,7 +99,7 @@ def texts_size(data: Address, count: Value) -> Value:
     return np.int64(total)
 
 
-@kernel("void(uint64, int64, uint64, uint64, uint64, uint64, uint64)")
+@kernel
 def gather_texts(
     data: Address,
     count: Value,
@@ -139,7 +139,7 @@ def gather_texts(
         store_i32(ends + np.uint64(4 * entry + 4), np.int64(to - start))
 
 
-@kernel("void(uint64, int64, uint64, uint64, uint64, uint64)")
+@kernel
 def gather_base64(
     data: Address, count: Value, base: Address, arena: Address, ends: Address, to: Address
 ) -> None:
@@ -462,7 +462,7 @@ def _is_null(frame: Address, row: Value) -> Value:
     return not load_u8(bits + (bit >> np.uint64(3))) >> (bit & np.uint64(7)) & ONE
 
 
-@kernel("int64(uint64)")
+@kernel
 def read_rows(frame: Address) -> Value:
     """Reads rows from `ROW` to `ROW_STOP`, exclusive. Returns `DONE` after the last row, or a
     status `GROW_...` that requests more memory.

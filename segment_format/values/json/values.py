@@ -97,7 +97,7 @@ def clear_row(frame: Address, row: Value) -> None:
         put(counts, level, get(saved, level))
 
 
-@kernel("void(uint64, int64)")
+@kernel
 def discard_row(frame: Address, row: Value) -> None:
     """Clears the value of row `row` after all rows were read. The entries that its lists and maps
     have added remain, but no row refers to them.

@@ -15,10 +15,10 @@ from segment_format.kernels.arrow_buffers import (
     make_array,
     pack_bits,
 )
+from segment_format.kernels.native import load_kernel
 from segment_format.values.decoded import BadValue, DecodedValues
 from segment_format.values.map_keys import KeyMemory, make_map
 from segment_format.values.protobuf import contract as c
-from segment_format.values.protobuf.kernel import decode_values
 from segment_format.values.protobuf.program import Column, Kind, compile_message, selection_of
 from segment_format.values.protobuf.schema import read_schema
 
@@ -157,6 +157,7 @@ class ProtobufDecoder:
         state[c.VALID_SHIFT] = values.offset
         state[c.STARTS] = 0 if starts is None else starts.ctypes.data
         bad: dict[int, tuple[str, str]] = {}
+        decode_values = load_kernel("decode_values")
         while (status := decode_values(memory.address)) != c.DONE:
             if status != c.GROW:
                 row: int = state[c.BAD_ROW]

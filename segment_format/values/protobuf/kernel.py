@@ -587,7 +587,7 @@ def _read_field(
     return np.int64(reason), address, depth + 1
 
 
-@kernel("int64(uint64)")
+@kernel
 def decode_values(state: Address) -> Value:
     """Decodes values. Returns `DONE` after the last value, `GROW` if a buffer is full, or the
     reason why a value is bad. The next call continues: after `GROW` with the current field, and

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ def test_demo_without_sample_tier_prints_hint_about_path_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SAMPLE_TIER", tmp_path / "no" / "tier")
-    assert main(["demo"]) == 1
+    assert main(["demo", "--all"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert "in a checkout" in said.err
@@ -46,3 +48,37 @@ def test_demo_module_can_be_run_with_python_m(
         runpy.run_module("kts_source.cli.demo", run_name="__main__")
     assert ended.value.code == 1
     assert "no tier at" in capsys.readouterr().err
+
+
+def test_demo_shows_the_orders_of_the_sample_tier(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from kts_source.cli.app import main; sys.exit(main(['demo']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    tier = f"{tmp_path}/tiered-kafka-sample"
+    assert f"1. What the tier at {tier} contains" in lines
+    rows = [line.split() for line in lines]
+    partitions = [row for row in rows if row[:1] == ["orders"]]
+    assert [(row[1], row[2], row[4]) for row in partitions] == [
+        (f"{n}", "0", "12") for n in range(3)
+    ]
+    total = sum(int(row[3].replace(",", "")) for row in partitions)
+    assert next(row for row in rows if row[-2:] == ["orders", "match."])[2] == f"{total:,}"
+    amounts = [
+        (float(row[-1]), row[-2]) for row in rows if len(row) == 8 and row[2].startswith("2021-")
+    ]
+    assert len(amounts) == 10 + 3
+    assert all(amount > 150 and country == "CH" for amount, country in amounts[10:])
+    assert len([line for line in lines if "█" in line]) == 12
+    assert any("pip install" in line and "[spark]" in line for line in lines)
+    commands = [line for line in lines if f" {tier}" in line and "kts" in line]
+    assert [row.split()[1] for row in commands] == ["cat", "find", "report"]

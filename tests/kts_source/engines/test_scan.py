@@ -22,7 +22,7 @@ import pytest
 import kts_source
 from kts_source import metrics
 from kts_source.engines import base_scan
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import InvalidOptionError, MissingExtraError, TieredKafkaError
 from kts_source.planning import planner
 from kts_source.read import read_task as run_task_module
 from kts_source.read.read_task import read_task
@@ -312,7 +312,7 @@ def test_error_names_the_missing_library(
     method: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(InvalidOptionError, match=rf"{library}: pip install 'tiered-kafka\["):
+    with pytest.raises(MissingExtraError, match=rf"{library}\. Install it with: pip install"):
         getattr(create_scan(), method)()
 
 

@@ -114,7 +114,7 @@ def test_misspelled_option_raises_error_that_suggests_the_right_name(option: str
         ({"storageOptions": f'{{"a":{"9" * 5000}}}'}, "storageOptions"),
         ({"storageOptions": "[" * 100_000}, "storageOptions"),
         ({"path": "/a\0b"}, "'path' has a zero byte"),
-        ({"planFile": "/\ud800"}, "'planfile' has a zero byte or half of a surrogate pair"),
+        ({"planFile": "/\ud800"}, "'planFile' has a zero byte or half of a surrogate pair"),
     ],
 )
 def test_error_of_invalid_option_explains_the_fix(

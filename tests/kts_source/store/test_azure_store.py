@@ -15,11 +15,17 @@ import pytest
 from kts_source.errors import (
     AccessDeniedError,
     ArchivedObjectError,
+    InvalidOptionError,
     ObjectChangedError,
     ObjectNotFoundError,
     StoreUnavailableError,
+    UnsupportedTargetError,
 )
-from kts_source.secret import Secret
+from kts_source.export.settings import export_settings
+from kts_source.export.tables.target_store import open_target
+from kts_source.options import parse_options
+from kts_source.read.task_metrics import open_filesystem
+from kts_source.secret import Secret, scrub
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.obstore_stores import AzureSettings, AzureStore
 from kts_source.store.open_store import open_store
@@ -122,6 +128,107 @@ def test_anonymous_requests_are_unsigned(service: OneObject) -> None:
     ((path, headers),) = service.seen
     assert (path, "authorization" in headers) == ("/orders/a%20b/x", False)
     store.close()
+
+
+# -- the account in the path
+
+LAKE = "abfss://orders@shop.dfs.core.windows.net"
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint"),
+    [
+        (LAKE, "https://shop.blob.core.windows.net"),
+        ("abfs://orders@shop.blob.core.windows.net/", "https://shop.blob.core.windows.net"),
+        (
+            "abfss://orders@shop.dfs.core.chinacloudapi.cn",
+            "https://shop.blob.core.chinacloudapi.cn",
+        ),
+    ],
+)
+def test_account_is_taken_from_the_host_of_the_path(
+    service: OneObject, path: str, endpoint: str
+) -> None:
+    store = opened({"account_key": KEY}, f"{path.rstrip('/')}/a b")
+    assert store.remarks == ()
+    settings = store._ranges._settings
+    assert isinstance(settings, AzureSettings)
+    assert (settings.endpoint, settings.container, settings.account) == (endpoint, "orders", "shop")
+    use(store, replace(settings, endpoint=service.url, client_options={"allow_http": True}))
+    assert store.get_range("x y", 0, 4) == DATA[:4]
+    ((path, headers),) = service.seen
+    assert path == "/orders/a%20b/x%20y"
+    assert headers["authorization"].startswith("SharedKey shop:")
+    store.close()
+
+
+def test_metrics_are_written_to_the_account_in_the_path(service: OneObject) -> None:
+    storage = {"storageOptions": json.dumps({"account_key": KEY})}
+    assert open_filesystem(f"{LAKE}/metrics", storage).account_name == "shop"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"account_name": "other", "account_key": KEY},
+        {"connection_string": f"BlobEndpoint=http://x/other;AccountName=other;AccountKey={KEY}"},
+    ],
+)
+def test_two_different_accounts_are_refused(
+    service: OneObject, arguments: dict[str, object]
+) -> None:
+    store = opened(arguments, LAKE)
+    with pytest.raises(InvalidOptionError, match=r"account 'shop', but storageOptions") as caught:
+        store.list_folders("")
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": f"{LAKE}/tier"},
+        {"path": "/t", "fallbackPath": f"{LAKE}/mirror"},
+        {"path": "/t", "keyPrefix": "", "tailPath": f"{LAKE}/disks"},
+        {"path": "/t", "metricsPath": f"{LAKE}/metrics"},
+    ],
+    ids=["path", "fallbackPath", "tailPath", "metricsPath"],
+)
+def test_container_in_front_of_the_account_is_not_a_user(options: dict[str, str]) -> None:
+    parsed = parse_options({"subscribe": "t", **options})
+    paths = (parsed.path, parsed.fetch.fallback_path, *parsed.tail_paths)
+    for path in paths:
+        if path and path.startswith("abfss:"):
+            assert open_store(path, Secret({})).uri("x").startswith(f"{LAKE}/")
+
+
+def test_target_on_azure_is_unsupported_instead_of_secret() -> None:
+    settings = export_settings(f"{LAKE}/lake")
+    with pytest.raises(UnsupportedTargetError, match="cannot export to abfss://"):
+        open_target(settings.target, settings.storage)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "abfss://user:password@shop.dfs.core.windows.net/x",
+        "abfss://user:password@orders@shop.dfs.core.windows.net/x",
+        f"{LAKE}/x?{SIGNATURE}",
+        f"abfs://orders/x?{SIGNATURE}",
+    ],
+)
+def test_credentials_in_an_azure_path_are_refused(path: str) -> None:
+    with pytest.raises(InvalidOptionError, match=r"write abfss://container@account") as caught:
+        open_store(path, Secret({}))
+    assert "password" not in str(caught.value)
+    assert "a-secret" not in str(caught.value)
+
+
+def test_masked_text_keeps_the_container_of_an_azure_url() -> None:
+    assert scrub(f"{LAKE}/x failed") == f"{LAKE}/x failed"
+    assert "pass" not in scrub("abfss://user:pass@shop.dfs.core.windows.net/x failed")
+
+
+# -- tokens
 
 
 class Token(NamedTuple):

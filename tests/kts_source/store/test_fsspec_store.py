@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from kts_source.errors import (
     AccessDeniedError,
     InvalidOptionError,
+    MissingExtraError,
     ObjectChangedError,
     ObjectNotFoundError,
     StoreError,
@@ -88,8 +89,8 @@ def test_missing_library_error_names_the_extra(
     scheme: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    needed = rf"{scheme}:// needs \w+: pip install 'tiered-kafka\[{extra}\]'"
-    with pytest.raises(InvalidOptionError, match=needed):
+    needed = rf"{scheme}:// needs \w+\. Install it with: pip install .*\[{extra}\]'"
+    with pytest.raises(MissingExtraError, match=needed):
         open_store(f"{scheme}://bucket/tier", NOTHING)
 
 

@@ -17,7 +17,6 @@ from segment_format.kernels.crc32c import (
     by_tables,
     crc32c,
 )
-from segment_format.kernels.primitives import array_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +48,7 @@ SIZES = [
 def _callable(function: Any) -> Callable[..., int]:  # noqa: ANN401
     @numba.njit
     def run(data: Any) -> Any:  # noqa: ANN401
-        return function(array_address(data), np.uint64(data.size))
+        return function(np.uint64(data.ctypes.data), np.uint64(data.size))
 
     result: Callable[..., int] = run
     return result

@@ -22,7 +22,6 @@ from segment_format.kernels.decompress import (
     lz4_bound,
     snappy_bound,
 )
-from segment_format.kernels.primitives import array_address
 from segment_format.record.compression import decompress
 from segment_format.testing import CODEC_NUMBERS, compress
 from tests import log_strategies as strategies
@@ -43,15 +42,17 @@ UNHURRIED = settings(
 @numba.njit
 def _bound(is_lz4: bool, data: Any) -> Any:  # noqa: ANN401
     if is_lz4:
-        return lz4_bound(array_address(data), np.uint64(data.size))
-    return snappy_bound(array_address(data), np.uint64(data.size))
+        return lz4_bound(np.uint64(data.ctypes.data), np.uint64(data.size))
+    return snappy_bound(np.uint64(data.ctypes.data), np.uint64(data.size))
 
 
 @numba.njit
 def _fill(is_lz4: bool, data: Any, target: Any) -> Any:  # noqa: ANN401
     if is_lz4:
-        return decompress_lz4(array_address(data), array_address(target))
-    return decompress_snappy(array_address(data), np.uint64(data.size), array_address(target))
+        return decompress_lz4(np.uint64(data.ctypes.data), np.uint64(target.ctypes.data))
+    return decompress_snappy(
+        np.uint64(data.ctypes.data), np.uint64(data.size), np.uint64(target.ctypes.data)
+    )
 
 
 bound_of: Callable[..., int] = _bound

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from segment_format.errors import DecompressionError
 from segment_format.kernels.decompress import zstd_bound
-from segment_format.kernels.primitives import array_address
 from segment_format.record.compression import decompress, scan_frames
 from segment_format.testing import CODEC_NUMBERS, compress
 from tests import log_strategies as strategies
@@ -31,7 +30,7 @@ PAGES = GuardedPages(1 << 20)
 
 @numba.njit
 def _bound(data: Any) -> Any:  # noqa: ANN401
-    return zstd_bound(array_address(data), np.uint64(data.size))
+    return zstd_bound(np.uint64(data.ctypes.data), np.uint64(data.size))
 
 
 bound_of: Callable[..., int] = _bound
