@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.ranges import RangeAdvance
     from kts_source.export.task import TaskReport
+    from kts_source.planning.partition_plan import PartitionPlan
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
@@ -95,6 +96,8 @@ class BackfillReport(Displayed):
         newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
             the epoch; `None` if unknown, for example for records that only brokers have.
         ended_ms: Time of the end of the run, in ms since the epoch.
+        dry_run: True if nothing was written. Then ranges, bytes, commits, requests and cost are
+            planned, and `rows_read` and `rejected` are counts of a sample.
         new_fields: Fields of keys and values that were not written, because the schema lacks them.
         replayed: Number of files of dead letters that were replayed.
     """
@@ -121,6 +124,7 @@ class BackfillReport(Displayed):
     malformed: int = 0
     newest_ms: int | None = None
     ended_ms: int | None = None
+    dry_run: bool = False
     replayed: int = 0
     new_fields: tuple[str, ...] = ()
 
@@ -247,6 +251,13 @@ def _summary(report: BackfillReport) -> list[str]:
     offset ranges.
     """
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
+    if report.dry_run:
+        return [
+            f"Dry run of {report.target} ({report.table_format}): {report.commits} commits planned",
+            f"  would read {format_bytes(report.segment_bytes)} of segments with"
+            f" {report.requests:,} requests, about ${report.cost:.4f}",
+            *(f"  {line}" for line in (*report.verified, report.freshness) if line),
+        ]
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
         f" {report.rows:,} rows in {report.files:,} files, {report.commits} commits",
@@ -320,6 +331,16 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         verified=(*first.verified, *then.verified),
         new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
     )
+
+
+def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
+    """Returns the newest timestamp of the segments of partitions in ms; `None` if it is unknown."""
+    timestamps = (
+        span.segment.max_timestamp_ms
+        for partition in partitions
+        for span in partition.surviving.ranges
+    )
+    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:

@@ -43,13 +43,14 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
+from kts_source.export.dry_run import dry_report
 from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, merge_advances, partition_key
 from kts_source.export.rejections import check_rejected
 from kts_source.export.replay import finish_replay, replay_tasks
-from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
+from kts_source.export.report import BackfillReport, lost_offsets, newest_ms, written_ranges
 from kts_source.export.row_schema import (
     check_columns,
     check_typed,
@@ -125,6 +126,8 @@ def export(
         try:
             rules = fingerprint(options, settings)
             run = _Run(options, settings, executor, opened, progress, rules)
+            if settings.dry_run:
+                return run.check()
             return run.replay() if settings.replay else run.export()
         except KeyboardInterrupt:
             log.warning("interrupted: commits are kept, and the same call continues after them")
@@ -259,9 +262,21 @@ class _Run:
                 "no row was written, and there is no table yet whose columns are known, so the"
                 " offsets are not recorded and the next run reads them again"
             )
-        report = replace(self._report(plan.waves, plan.skipped), newest_ms=_newest_ms(plan))
+        report = replace(
+            self._report(plan.waves, plan.skipped), newest_ms=newest_ms(plan.scan.partitions)
+        )
         log_end(report, plan.scan.partitions)
         return report
+
+    def check(self) -> BackfillReport:
+        """Plans the run, and reports what it would do; see `dry_report`."""
+        started = time.monotonic()
+        state = self.table.load(self.rules)
+        self._typed_columns(state)
+        plan = self._plan(state)
+        self._check_holders(plan, state)
+        seconds = {"planning": time.monotonic() - started}
+        return dry_report(self.options, self.settings, plan, seconds)
 
     def replay(self) -> BackfillReport:
         """Replays the dead letters of the table in one commit; see the module `replay`."""
@@ -546,15 +561,3 @@ class _Run:
             malformed=sum(report.malformed for report in reports),
             ended_ms=time.time_ns() // 1_000_000,
         )
-
-
-def _newest_ms(plan: ExportPlan) -> int | None:
-    """Returns the newest timestamp of all segments of the selected partitions in ms; `None` if no
-    segment records one.
-    """
-    timestamps = (
-        span.segment.max_timestamp_ms
-        for partition in plan.scan.partitions
-        for span in partition.surviving.ranges
-    )
-    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)

@@ -74,6 +74,7 @@ def backfill(
         on_new_fields: `warn` (default) about fields that the schema lacks, or `fail`.
         text_partitions: `checked` (default) rejects partition texts that look like another type.
         verify: True to first compare the rows of the table with the row counts of its commits.
+        dry_run: True to only report what a run would write, with a sample of rejected rows.
 
     Raises:
         InvalidOptionError: Arguments or options contradict each other or the table.

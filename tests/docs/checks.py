@@ -33,6 +33,7 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
     "operations.md": (
         "(first.rows, first.rejected, first.skipped) == (260, 0, ())",
         "second.rows == 0 and second.freshness",
+        "check.dry_run and (check.rows, check.rows_read, check.rejected) == (0, 260, 0)",
         "'kts_export_success{target=\"lake/cron\"} 1' in figures",
         "'kts_export_newest_record_timestamp_seconds' in figures",
         "type(failure).__name__ == 'RejectedRowsError' and not failure.retriable",
