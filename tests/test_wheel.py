@@ -150,7 +150,7 @@ def test_command_runs_with_cli_extra(wheel: Path, tmp_path: Path) -> None:
         "--constraints", locked, f"{wheel}[cli]", cwd=tmp_path,
     )  # fmt: skip
     options = tier_options("codecs")
-    flags = [text for name in options for text in (f"--{name}", options[name]) if "." not in name]
+    flags = [text for name in options for text in ("-o", f"{name}={options[name]}")]
     kts = bin_folder / "kts"
     assert "codecs" in run(kts, "topics", *flags, cwd=tmp_path)
     run(kts, "report", *flags, "--output", "report.html", cwd=tmp_path)
