@@ -149,6 +149,10 @@ class CorruptSegmentError(TieredKafkaError):
     """A segment, an index or a manifest is damaged."""
 
 
+class UnknownKeyError(CorruptSegmentError):
+    """The private key of an encrypted segment is missing, or is the wrong one."""
+
+
 class InvalidValueError(TieredKafkaError, ValueError):
     """A key or value does not match `key.format` or `value.format`.
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, UnknownKeyError
 from kts_source.secret import Secret, call_callback, is_callback
-from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

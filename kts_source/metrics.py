@@ -133,6 +133,9 @@ def summary(path: str, options: Options | None = None) -> Summary:
     Args:
         path: The value of option `metricsPath`.
         options: Storage options (`s3.*`, `storageOptions`) if the path needs them.
+
+    Raises:
+        InvalidOptionError: The folder does not exist.
     """
     storage = storage_options_from(option_texts(options or {}))
     return Summary(tuple(read_metrics(path.strip(), storage.reveal())))

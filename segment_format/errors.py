@@ -97,9 +97,3 @@ class DecryptionError(ChunkError):
     """An AES-GCM message or a wrapped data key was encrypted with another key, or its bytes were
     changed.
     """
-
-
-class UnknownKeyError(DecryptionError):
-    """The key ring has no private key with the key id of the manifest. The message contains this
-    id.
-    """

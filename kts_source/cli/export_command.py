@@ -41,7 +41,7 @@ _MAINTENANCE: Final = "Maintenance"
     "--partition-by",
     multiple=True,
     metavar="NAME",
-    help="Column, field or date(column), such as date(timestamp). Repeatable.",
+    help="Column, field, or date, day, month or hour of one, such as date(timestamp). Repeatable.",
 )
 @flag("--compact", is_flag=True, help="Keep only the latest record of every key.")
 @flag("--dead-letters", metavar="FOLDER", help="Folder for rows that cannot be decoded.")
@@ -150,7 +150,12 @@ _MAINTENANCE: Final = "Maintenance"
     group=_MAINTENANCE,
     help="With --clean: minimum age of files. Younger ones may be in use.  [default: 168]",
 )
-@flag("--dry-run", is_flag=True, group=_MAINTENANCE, help="With --clean: only list the files.")
+@flag(
+    "--dry-run",
+    is_flag=True,
+    group=_MAINTENANCE,
+    help="Only report what a run would write; with --clean, only list the files.",
+)
 @scan_options("path", "topic", "target", essential=RECORDS, by_option_only=("catalog",))
 def export(
     options: dict[str, str],
@@ -183,6 +188,7 @@ def export(
     if catalog:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)
     named["resume"] = not no_resume
+    named["dry_run"] = dry_run and not clean
     checked = export_settings(target, source=options, **named)
     if clean:
         _clean(checked, older_than_hours, dry_run=dry_run, as_json=as_json)

@@ -108,7 +108,7 @@ def _positional(arguments: Sequence[str]) -> Callable[[Callable[..., None]], Cal
 
 
 _COMMON: Final = (
-    flag("-v", "--verbose", is_flag=True, help="Also print notes about routine decisions."),
+    flag("-v", "--verbose", is_flag=True, help="Also print log lines of level INFO, with times."),
     flag(
         "--profile",
         metavar="NAME",
@@ -185,20 +185,24 @@ class _Printable(logging.Formatter):
 
 
 def _log_to_stderr(*, verbose: bool) -> None:
-    """Prints warnings, and with `verbose` also notes of planning, while the current command
-    runs.
+    """Prints warnings while the current command runs; with `verbose`, also notes of planning and
+    the lines of an export, with time and level.
     """
-    ours, planning = logging.getLogger("kts_source"), logging.getLogger("kts_source.planning")
+    ours = logging.getLogger("kts_source")
+    noted = [logging.getLogger(f"kts_source.{name}") for name in ("planning", "export.run_log")]
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
-    handler.setFormatter(_Printable("%(message)s"))
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
+    handler.setFormatter(_Printable(form))
     ours.addHandler(handler)
-    level = planning.level
+    levels = [logger.level for logger in noted]
     if verbose:
-        planning.setLevel(logging.INFO)
+        for logger in noted:
+            logger.setLevel(logging.INFO)
 
     def restore() -> None:
         ours.removeHandler(handler)
-        planning.setLevel(level)
+        for logger, level in zip(noted, levels, strict=True):
+            logger.setLevel(level)
 
     click.get_current_context().call_on_close(restore)

@@ -4,7 +4,8 @@ There are three kinds of partition columns:
 
 * A plain name partitions by the values of a column.
 * `date(column)` partitions by the UTC day of a timestamp column. The partition column is named
-  `<column>_date`.
+  `<column>_date`. `day`, `month` and `hour` are further units. `date(column, Europe/Berlin) as day`
+  names a time zone and the partition column.
 * A field of a decoded key or value is copied to a partition column. For the field `value.user.id`,
   the partition column is named `value_user_id`.
 """
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kts_source.errors import InvalidOptionError
+from kts_source.predicate.literals import time_zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,7 +113,14 @@ CHECKED: Final = "checked"
 AS_IS: Final = "as-is"
 TEXT_PARTITIONS: Final = (CHECKED, AS_IS)
 
-_FIELD = re.compile(r"(?P<date>date\(\s*(?P<of>[^()\s]+)\s*\))|(?P<name>[^()\s]+)", re.IGNORECASE)
+_FIELD: Final = re.compile(
+    r"(?P<unit>date|day|month|hour)\(\s*(?P<of>[^()\s,]+)\s*(,\s*(?P<zone>[^()\s,]+)\s*)?\)"
+    r"(\s+as\s+(?P<alias>\w+))?|(?P<name>[^()\s]+)",
+    re.IGNORECASE,
+)
+_UTC: Final = "UTC"
+_TRANSFORMS: Final = {"date": "day", "day": "day", "month": "month", "hour": "hour"}
+"""Transforms of Iceberg by unit of a partition column."""
 _NUMBER: Final = re.compile(
     r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?[df]?"
     r"|[+-]?0x[\da-f]*\.?[\da-f]*(p[+-]?\d+)?[df]?|0b[01]+|[+-]?(nan|inf|infinity)",
@@ -143,22 +152,38 @@ class PartitionField:
 
     Attributes:
         source: Path of the column or field from which the partition column is computed.
-        is_date: True if the partition column is the UTC day of `source`.
+        unit: `date` or `day`: the partition column is the day of `source`. `month`: the first day
+            of its month. `hour`: its hour as a text such as `2025-01-31-09`. Empty: the value
+            itself.
+        zone: Time zone of the unit.
+        alias: Name of the partition column; by default it is made of `source` and `unit`.
     """
 
     source: str
-    is_date: bool
+    unit: str = ""
+    zone: str = _UTC
+    alias: str = ""
 
     @property
     def name(self) -> str:
         """Name of the partition column."""
         name = self.source.replace(".", "_") if self.is_inner else self.source
-        return f"{name}_date" if self.is_date else name
+        return self.alias or (f"{name}_{self.unit}" if self.unit else name)
 
     @property
     def is_inner(self) -> bool:
         """True if the source is a field inside the column `key` or `value`."""
         return self.source.startswith(("key.", "value."))
+
+    @property
+    def is_made(self) -> bool:
+        """True if files that contain the partition values need a column of their own for them."""
+        return self.is_inner or self.zone != _UTC
+
+    @property
+    def transform(self) -> str:
+        """Iceberg's transform that computes the partition value from `column`."""
+        return _TRANSFORMS.get("" if self.is_made else self.unit, "identity")
 
     @property
     def column(self) -> str:
@@ -169,10 +194,20 @@ class PartitionField:
         partitioned by the first field of a struct: Java readers would return a struct of nulls
         instead of a null struct.
         """
-        return self.name if self.is_inner else self.source
+        return self.name if self.is_made else self.source
 
     def __str__(self) -> str:
-        return f"date({self.source})" if self.is_date else self.source
+        if not self.unit:
+            return self.source
+        zone = "" if self.zone == _UTC else f", {self.zone}"
+        alias = f" as {self.alias}" if self.alias else ""
+        return f"{self.unit}({self.source}{zone}){alias}"
+
+    def type_in(self, schema: pa.Schema) -> pa.DataType | None:
+        """Returns the type of the partition column for rows with the columns `schema`."""
+        if not self.unit:
+            return type_at(schema, self.source)
+        return pa.string() if self.unit == "hour" else pa.date32()
 
     def values(self, batch: pa.RecordBatch) -> pa.Array:
         """Computes the partition column for the rows of a batch.
@@ -181,7 +216,7 @@ class PartitionField:
             InvalidOptionError: The source is missing or has a type that cannot be partitioned by,
                 or the rows already have a column with the name of the partition column.
         """
-        if (self.is_date or self.is_inner) and self.name in batch.schema.names:
+        if (self.unit or self.is_inner) and self.name in batch.schema.names:
             raise InvalidOptionError(
                 f"partition_by {self} adds a column {self.name!r}, but the rows already have one of"
                 " this name. Rename that column in the transform"
@@ -198,17 +233,28 @@ class PartitionField:
             )
         column = column_at(batch, self.source)
         kind = column.type
-        if self.is_date:
+        if self.unit:
             if not pa.types.is_timestamp(kind):
-                raise InvalidOptionError(f"date({self.source}) needs a timestamp, not {kind}")
-            # The cast to a timestamp without time zone keeps the UTC day.
-            return column.cast(pa.timestamp(kind.unit)).cast(pa.date32())
+                raise InvalidOptionError(f"{self} needs a timestamp, not {kind}")
+            return self._times(column.cast(pa.timestamp(kind.unit)))
         if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind):
             return column
         raise InvalidOptionError(
             f"partition_by {self.source!r}: a table cannot be partitioned by type {kind}. Use a"
             " column of texts, integers or dates"
         )
+
+    def _times(self, utc: pa.Array) -> pa.Array:
+        """Returns the partition column for timestamps in UTC without time zone."""
+        local = utc
+        if self.zone != _UTC:
+            zoned = pa.timestamp(utc.type.unit, self.zone)
+            local = pc.local_timestamp(pc.assume_timezone(utc, _UTC).cast(zoned))
+        if self.unit == "hour":
+            return pc.strftime(pc.floor_temporal(local, unit="hour"), format="%Y-%m-%d-%H")
+        if self.unit == "month":
+            local = pc.floor_temporal(local, unit="month")
+        return local.cast(pa.date32())
 
 
 def with_made_columns(
@@ -218,9 +264,9 @@ def with_made_columns(
     not columns of the rows.
     """
     made = [
-        pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
+        pa.field(field.name, field.type_in(schema))
         for field in fields
-        if field.name not in schema.names and (kept != "file" or field.is_inner)
+        if field.name not in schema.names and (kept != "file" or field.is_made)
     ]
     return pa.schema([*schema, *made])
 
@@ -229,19 +275,35 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     """Parses the texts of argument `partition_by`.
 
     Raises:
-        InvalidOptionError: A text is neither a name nor `date(name)`, or two texts have the same
-            partition column.
+        InvalidOptionError: A text is neither a name nor a unit of a name, its time zone is unknown,
+            or two texts have the same partition column.
     """
     fields: list[PartitionField] = []
     for text in texts:
         match = _FIELD.fullmatch(text.strip())
         if match is None:
-            raise InvalidOptionError(f"partition_by {text!r} must be a column or date(column)")
-        field = PartitionField(match["of"] or match["name"], match["date"] is not None)
+            raise InvalidOptionError(
+                f"partition_by {text!r} must be a column, or date, day, month or hour of a column,"
+                " such as hour(timestamp) or date(timestamp, Europe/Berlin) as day"
+            )
+        zone = _zone(text, match["zone"] or _UTC)
+        unit = (match["unit"] or "").lower()
+        field = PartitionField(match["of"] or match["name"], unit, zone, match["alias"] or "")
         if field.name in {other.name for other in fields}:
             raise InvalidOptionError(f"partition_by names {field.name!r} twice")
         fields.append(field)
     return tuple(fields)
+
+
+def _zone(text: str, zone: str) -> str:
+    """Returns the time zone that `text` names, and `UTC` for each name of UTC."""
+    try:
+        return _UTC if time_zone(zone) is datetime.UTC else zone
+    except ValueError:
+        raise InvalidOptionError(
+            f"partition_by {text!r} names the time zone {zone!r}, which this machine does not know:"
+            " use a name such as Europe/Berlin"
+        ) from None
 
 
 def partition_rule(fields: Sequence[PartitionField]) -> str:

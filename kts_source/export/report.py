@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.ranges import RangeAdvance
     from kts_source.export.task import TaskReport
+    from kts_source.planning.partition_plan import PartitionPlan
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
@@ -31,6 +32,8 @@ _HELP: Final = {
     "success": "1 if the last run succeeded, 0 if it failed.",
     "rows": "Rows that the last run wrote.",
     "rejected_rows": "Rows that the last run rejected.",
+    "malformed_rows": "Malformed rows that the last run dropped.",
+    "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
     "skipped_offsets": "Requested offsets that the last run skipped.",
     "commits": "Commits of the last run.",
     "seconds": "Duration of the last run.",
@@ -88,6 +91,13 @@ class BackfillReport(Displayed):
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
+        run_id: Id of the run, which its log lines and metrics have, too.
+        malformed: Number of rows that mode `DROPMALFORMED` dropped.
+        newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
+            the epoch; `None` if unknown, for example for records that only brokers have.
+        ended_ms: Time of the end of the run, in ms since the epoch.
+        dry_run: True if nothing was written. Then ranges, bytes, commits, requests and cost are
+            planned, and `rows_read` and `rejected` are counts of a sample.
         new_fields: Fields of keys and values that were not written, because the schema lacks them.
         replayed: Number of files of dead letters that were replayed.
     """
@@ -110,6 +120,11 @@ class BackfillReport(Displayed):
     skipped: tuple[Skipped, ...]
     seconds: Mapping[str, float]
     verified: tuple[str, ...] = ()
+    run_id: str = ""
+    malformed: int = 0
+    newest_ms: int | None = None
+    ended_ms: int | None = None
+    dry_run: bool = False
     replayed: int = 0
     new_fields: tuple[str, ...] = ()
 
@@ -120,9 +135,19 @@ class BackfillReport(Displayed):
         """
         return self.segment_bytes / self.file_bytes if self.file_bytes else 0.0
 
+    @property
+    def freshness(self) -> str:
+        """Sentence about the age of the newest record in the tier at the end of the run; empty if
+        the age is unknown.
+        """
+        if self.newest_ms is None or self.ended_ms is None:
+            return ""
+        hours = max(0, self.ended_ms - self.newest_ms) / 3_600_000
+        return f"the newest record of the tier is {hours:,.1f} hours old"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as values that JSON supports."""
-        return {**asdict(self), "ratio": self.ratio}
+        return {**asdict(self), "ratio": self.ratio, "freshness": self.freshness}
 
     def to_prometheus(self) -> str:
         """Returns the figures of the run in the text format of Prometheus."""
@@ -132,9 +157,15 @@ class BackfillReport(Displayed):
                 "success": 1,
                 "rows": self.rows,
                 "rejected_rows": self.rejected,
+                "malformed_rows": self.malformed,
                 "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
                 "commits": self.commits,
                 "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
+                **(
+                    {}
+                    if self.newest_ms is None
+                    else {"newest_record_timestamp_seconds": self.newest_ms / 1000}
+                ),
             },
         )
 
@@ -220,6 +251,13 @@ def _summary(report: BackfillReport) -> list[str]:
     offset ranges.
     """
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
+    if report.dry_run:
+        return [
+            f"Dry run of {report.target} ({report.table_format}): {report.commits} commits planned",
+            f"  would read {format_bytes(report.segment_bytes)} of segments with"
+            f" {report.requests:,} requests, about ${report.cost:.4f}",
+            *(f"  {line}" for line in (*report.verified, report.freshness) if line),
+        ]
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
         f" {report.rows:,} rows in {report.files:,} files, {report.commits} commits",
@@ -232,6 +270,10 @@ def _summary(report: BackfillReport) -> list[str]:
     lines.extend(f"  {line}" for line in report.verified)
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
+    if report.malformed:
+        lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
+    if report.freshness:
+        lines.append(f"  {report.freshness}")
     if report.new_fields:
         lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
@@ -289,6 +331,16 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         verified=(*first.verified, *then.verified),
         new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
     )
+
+
+def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
+    """Returns the newest timestamp of the segments of partitions in ms; `None` if it is unknown."""
+    timestamps = (
+        span.segment.max_timestamp_ms
+        for partition in partitions
+        for span in partition.surviving.ranges
+    )
+    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:

@@ -43,13 +43,14 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
+from kts_source.export.dry_run import dry_report
 from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, merge_advances, partition_key
 from kts_source.export.rejections import check_rejected
 from kts_source.export.replay import finish_replay, replay_tasks
-from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
+from kts_source.export.report import BackfillReport, lost_offsets, newest_ms, written_ranges
 from kts_source.export.row_schema import (
     check_columns,
     check_typed,
@@ -57,11 +58,12 @@ from kts_source.export.row_schema import (
     typed_columns,
     unite_schemas,
 )
+from kts_source.export.run_log import log_commit, log_end, log_start
 from kts_source.export.settings import ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
-from kts_source.export.task import ExportJob
+from kts_source.export.task import STAGES_OF_TASKS, ExportJob
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
@@ -124,6 +126,8 @@ def export(
         try:
             rules = fingerprint(options, settings)
             run = _Run(options, settings, executor, opened, progress, rules)
+            if settings.dry_run:
+                return run.check()
             return run.replay() if settings.replay else run.export()
         except KeyboardInterrupt:
             log.warning("interrupted: commits are kept, and the same call continues after them")
@@ -233,6 +237,7 @@ class _Run:
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         plan = self._plan(state)
+        log_start(self.run_id, self.settings.target, plan, state.committed)
         self._check_holders(plan, state)
         self.seconds["planning"] = time.monotonic() - started
         if self.settings.verify:
@@ -257,7 +262,21 @@ class _Run:
                 "no row was written, and there is no table yet whose columns are known, so the"
                 " offsets are not recorded and the next run reads them again"
             )
-        return self._report(plan.waves, plan.skipped)
+        report = replace(
+            self._report(plan.waves, plan.skipped), newest_ms=newest_ms(plan.scan.partitions)
+        )
+        log_end(report, plan.scan.partitions)
+        return report
+
+    def check(self) -> BackfillReport:
+        """Plans the run, and reports what it would do; see `dry_report`."""
+        started = time.monotonic()
+        state = self.table.load(self.rules)
+        self._typed_columns(state)
+        plan = self._plan(state)
+        self._check_holders(plan, state)
+        seconds = {"planning": time.monotonic() - started}
+        return dry_report(self.options, self.settings, plan, seconds)
 
     def replay(self) -> BackfillReport:
         """Replays the dead letters of the table in one commit; see the module `replay`."""
@@ -284,7 +303,9 @@ class _Run:
                 finish_replay(self.settings, tasks)
         finally:
             self.progress.end()
-        return replace(self._report((), ()), replayed=len(tasks))
+        report = replace(self._report((), ()), replayed=len(tasks))
+        log_end(report, ())
+        return report
 
     def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:
         settings, target = self.settings, self.table.write_target(self.run_id)
@@ -451,6 +472,7 @@ class _Run:
         if committed:
             publish_dead_letters(self.settings, commit.letters)
             self.commits.append(commit)
+            log_commit(self.run_id, self.table.version, commit, time.monotonic() - started)
             self.waiting = [], []
         else:
             self.waiting = advances, reports
@@ -529,6 +551,13 @@ class _Run:
             seconds={
                 **self.seconds,
                 "tasks": sum(report.seconds for report in reports),
+                **{
+                    stage: sum(report.seconds_of.get(stage, 0.0) for report in reports)
+                    for stage in STAGES_OF_TASKS
+                },
                 "writing": sum(report.seconds_writing for report in reports),
             },
+            run_id=self.run_id,
+            malformed=sum(report.malformed for report in reports),
+            ended_ms=time.time_ns() // 1_000_000,
         )

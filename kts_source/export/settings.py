@@ -115,6 +115,7 @@ class ExportArguments(TypedDict, total=False):
     on_new_fields: str
     text_partitions: str
     verify: bool
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class ExportSettings:
     on_new_fields: str = WARN
     text_partitions: str = CHECKED
     verify: bool = False
+    dry_run: bool = False
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
     catalog: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 
@@ -261,6 +263,8 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
             " begin with a letter or a digit"
         )
     _check_folders(settings)
+    if settings.dry_run and (settings.replay or settings.following):
+        raise InvalidOptionError("dry_run=True cannot be combined with follow or replay")
     if settings.replay and (
         settings.dead_letters is None or settings.following or settings.compaction
     ):

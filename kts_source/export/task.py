@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 OFFSET: Final = "offset"
 TOPIC_ID: Final = "topicId"
+STAGES_OF_TASKS: Final = ("fetching", "compiling", "decoding")
+"""Stages of a task whose seconds its report has. Fetching is the time spent
+waiting for bytes. In the first task, compiling may overlap with fetching.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,9 @@ class TaskReport:
         bytes_read: Number of bytes received from objects.
         seconds_writing: Part of `seconds` that was spent on transforms, encoding, compression and
             storing.
+        seconds_of: Other parts of `seconds` by stage; see `STAGES_OF_TASKS`.
+        malformed: Number of rows that were dropped because they cannot be decoded (mode
+            `DROPMALFORMED`).
         spills: Temporary files that a task of the first round of a compaction wrote.
         newest_ms: Three values for each partition: topic id, partition number, and timestamp of the
             newest record in ms. Only set in the first round of a compaction.
@@ -196,6 +203,8 @@ class TaskReport:
     retries: int = 0
     seconds: float = 0.0
     seconds_writing: float = 0.0
+    seconds_of: Mapping[str, float] = field(default_factory=dict[str, float])
+    malformed: int = 0
     spills: tuple[SpillFile, ...] = ()
     newest_ms: tuple[tuple[str, int, int], ...] = ()
     lost: tuple[LostRange, ...] = ()

@@ -168,7 +168,7 @@ class TaskWriter:
             columns = [field.values(rows) for field in fields]
             if values_in == "file":
                 for field, column in zip(fields, columns, strict=True):
-                    if field.is_inner:
+                    if field.is_made:
                         rows = rows.append_column(field.name, column)
             for row, part_rows in split(rows, columns):
                 try:
@@ -458,7 +458,7 @@ def read_rows(
 
     columns = tuple(dict.fromkeys((*job.options.columns, *needed)))
     options = replace(job.options, columns=columns)
-    identity = TaskPlace(job.settings.export_id, partition=number)
+    identity = TaskPlace(job.settings.export_id, partition=number, run_id=job.run_id)
     ended: list[TaskMetrics] = []
     rows = run_task(
         scan, options, identity, batches=batches, on_end=ended.append, set_aside=set_aside
@@ -475,6 +475,14 @@ def read_rows(
         bytes_read=metrics.bytes,
         retries=metrics.retries,
         lost=metrics.lost_ranges,
+        malformed=metrics.malformed if set_aside is None else 0,
+        seconds_of={
+            "fetching": metrics.wait_seconds,
+            "compiling": metrics.compile_seconds,
+            "decoding": metrics.decrypt_seconds
+            + metrics.decompress_seconds
+            + metrics.decode_seconds,
+        },
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
-from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError, UnknownKeyError
 from kts_source.libraries import require
 from kts_source.options import READ_COMMITTED, options_of
 from kts_source.options.selection import Assign, EarliestBound, LatestBound
@@ -22,7 +22,6 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.store.joined_store import is_beside
 from kts_source.texts import Displayed, Table, format_bytes
 from kts_source.tier import Tier, open_tier
-from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

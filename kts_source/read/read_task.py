@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kts_source.errors import (
@@ -279,7 +281,7 @@ def _read_tier(
     ahead = settings.read_ahead
     early = ahead.slow_start or (ahead.prefetch_bytes > 0 and not source.store.is_near)
     spans = slice_spans(slices, source, early=early)
-    windows = source.windows(spans, read_ahead=ahead, while_waiting=_load_decoder)
+    windows = source.windows(spans, read_ahead=ahead, while_waiting=partial(_load_decoder, meter))
     decoder: SliceDecoder | None = None
     with closing(windows):
         while True:
@@ -300,6 +302,8 @@ def _read_tier(
             if decoder is None or decoder.task_slice is not span.task_slice:
                 if decoder is not None:
                     yield from decoder.finish(meter)
+                else:
+                    _load_decoder(meter)
                 from kts_source.read.slice_decoder import SliceDecoder  # see `_load_decoder`
 
                 decoder = SliceDecoder(span, source, settings)
@@ -312,14 +316,17 @@ def _read_tier(
             yield from decoder.finish(meter)
 
 
-def _load_decoder() -> None:
+def _load_decoder(meter: TaskMeter | None) -> None:
     """Imports the decoder and links its kernel. Both steps are slow in a new process, so this is
     called while the thread waits for the first response.
     """
+    began = time.perf_counter()
     import kts_source.read.slice_decoder  # noqa: F401
     from segment_format.kernels.native import load_kernel
 
     load_kernel("decode_window")
+    if meter is not None:
+        meter.stopwatch.compile += time.perf_counter() - began
 
 
 def _skip_rest(

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError, UnknownKeyError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead, fetch_ranges
 from kts_source.read.task_metrics import Stopwatch
@@ -279,6 +279,10 @@ class SegmentSource:
         if data_key is None:
             try:
                 data_key = self._key_ring.unwrap(encryption.data_key)
+            except UnknownKeyError as error:
+                raise error.located(uri=self.store.uri(objects.log.key)) from None
+            except DecryptionError as error:
+                raise UnknownKeyError(str(error), uri=self.store.uri(objects.log.key)) from error
             except SegmentFormatError as error:
                 uri = self.store.uri(objects.log.key)
                 raise CorruptSegmentError(str(error), uri=uri) from error

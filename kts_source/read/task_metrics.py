@@ -7,15 +7,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import socket
 import threading
 import time
 import uuid
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from kts_source.errors import InvalidOptionError
 from kts_source.secret import scrub
 from kts_source.store.azure_url import filesystem_arguments
 from kts_source.store.local_store import local_root
@@ -48,12 +51,14 @@ class TaskPlace:
             each run has another number.
         partition: Number of the task within the run.
         attempt: Number of the attempt; 0 is the first attempt.
+        run_id: Id of the run of an export; empty for other scans.
     """
 
     scan: str = ""
     stage: int | None = None
     partition: int | None = None
     attempt: int = 0
+    run_id: str = ""
 
 
 class LostRange(NamedTuple):
@@ -75,7 +80,7 @@ class TaskMetrics:
     """Metrics of one attempt of one task.
 
     Attributes:
-        scan: See `TaskPlace`, also for `stage`, `partition` and `attempt`.
+        scan: See `TaskPlace`, also for `stage`, `partition`, `attempt` and `run_id`.
         outcome: `done`, `closed` (the consumer stopped reading early), or the class name of the
             error.
         topic_partitions: Partitions that were read, such as `orders-0`.
@@ -118,6 +123,9 @@ class TaskMetrics:
         malformed: Number of rows skipped because their key or value could not be decoded.
         pinned_by: Method by which the store ensures that the planned version of each object is
             read.
+        compile_seconds: Seconds of loading or compiling the decoder in this process.
+        ended: End of the attempt in UTC, in ISO 8601.
+        host: Name of the machine.
     """
 
     scan: str = ""
@@ -160,6 +168,10 @@ class TaskMetrics:
     lost_ranges: tuple[LostRange, ...] = ()
     malformed: int = 0
     pinned_by: str = ""
+    run_id: str = ""
+    compile_seconds: float = 0.0
+    ended: str = ""
+    host: str = ""
 
     def to_json(self) -> str:
         """Returns the metrics as one line of JSON."""
@@ -185,11 +197,18 @@ class TaskMetrics:
         values["lost_ranges"] = tuple(LostRange(*lost) for lost in values.get("lost_ranges", ()))
         return cls(**values)
 
+    @property
+    def _ids(self) -> str:
+        ids = {"scan": self.scan, "run": self.run_id}
+        texts = [f"{name} {value}" for name, value in ids.items() if value]
+        return f" ({', '.join(texts)})" if texts else ""
+
     def __str__(self) -> str:
         """Returns a one-line summary for logs."""
         skipped = self.batches_skipped_control + self.batches_skipped_aborted
         texts = [
-            f"task {self.outcome}: {self.rows} rows of {', '.join(self.topic_partitions)}",
+            f"task {self.outcome}: {self.rows} rows of {', '.join(self.topic_partitions)}"
+            + self._ids,
             f"{self.seconds:.3f} s (waited {self.wait_seconds:.3f}, decrypted"
             f" {self.decrypt_seconds:.3f}, decompressed {self.decompress_seconds:.3f}, decoded"
             f" {self.decode_seconds:.3f})",
@@ -225,12 +244,14 @@ class Stopwatch:
             than the duration of the task.
         wait: Seconds of waiting for bytes in the task's thread.
         decode: Seconds of decoding record batches to Arrow, including their decompression.
+        compile: Seconds of loading or compiling the decoder.
         restore: Seconds of decrypting and decompressing chunks.
     """
 
     fetch: float = 0.0
     wait: float = 0.0
     decode: float = 0.0
+    compile: float = 0.0
     restore: RestoreTimes = field(default_factory=RestoreTimes)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -339,29 +360,33 @@ class TaskMeter:
             lost_ranges=tuple(lost for lost, _ in self._lost),
             malformed=self.malformed,
             pinned_by=tier.store.pinning,
+            compile_seconds=round(times.compile, 6),
+            ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            host=socket.gethostname(),
         )
 
 
 def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:
-    """Writes the metrics as one line of JSON to a new file in folder or URL `path`. If this fails,
-    only logs a warning.
+    """Writes the metrics as one line of JSON to a new file below folder or URL `path`, in a folder
+    for the UTC day. If this fails, only logs a warning.
     """
     numbers = "-".join(
         "x" if number is None else str(number)
         for number in (metrics.stage, metrics.partition, metrics.attempt)
     )
     name = f"task-{numbers}-{uuid.uuid4().hex}.jsonl"
+    day = metrics.ended[:10]
     line = f"{metrics.to_json()}\n".encode()
     try:
         if scheme_of(path) == "file":
-            folder = local_root(path)
+            folder = local_root(path) / day
             folder.mkdir(parents=True, exist_ok=True)
             # Write another name first, because readers of `*.jsonl` must not see partial lines.
             hidden = folder / f".{name}.new"
             hidden.write_bytes(line)
             hidden.rename(folder / name)
         else:
-            open_filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{name}", line)
+            open_filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{day}/{name}", line)
     except Exception as error:  # noqa: BLE001  # metrics must not fail a task
         text = scrub(f"{type(error).__name__}: {error}", secret_values(storage))
         log.warning("metrics could not be written to %s: %s", scrub(path), text)
@@ -370,13 +395,24 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
 def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
     """Reads the metrics from all `*.jsonl` files in a folder or below a URL. Sorts them by scan,
     stage, partition and attempt.
+
+    Raises:
+        InvalidOptionError: The folder does not exist.
     """
     if scheme_of(path) == "file":
-        texts = [file.read_text("utf-8") for file in Path(local_root(path)).glob("*.jsonl")]
+        folder = Path(local_root(path))
+        exists = folder.is_dir()
+        texts = [file.read_text("utf-8") for file in folder.rglob("*.jsonl")]
     else:
         filesystem = open_filesystem(path, storage)
+        exists = filesystem.exists(path)
         names = [name for name in filesystem.find(path) if name.endswith(".jsonl")]
         texts = [filesystem.cat_file(name).decode() for name in names]
+    if not exists:
+        raise InvalidOptionError(
+            f"there are no metrics at {scrub(path)}: the folder does not exist. Use the value that"
+            " a scan had as option metricsPath"
+        )
     tasks = [TaskMetrics.from_json(line) for text in texts for line in text.splitlines()]
     return sorted(
         tasks, key=lambda task: (task.scan, task.stage or 0, task.partition or 0, task.attempt)

@@ -24,7 +24,7 @@ from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIV
 from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of, fields_of
 from kts_source.read.value_decoders import framed, needed_columns, value_decoder
-from kts_source.texts import one_line
+from kts_source.texts import one_line, some
 from segment_format.values.decoded import BadValue, DecodedValues
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class TypedRows:
     ) -> None:
         self._columns = list(columns)
         self._set_aside = set_aside
+        self._skipped: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._filter = (
             None if where is None else _FieldFilter(where, formats, fails=set_aside is None)
         )
@@ -102,6 +103,7 @@ class TypedRows:
             RegistryError: The registry does not respond.
         """
         dropped = 0
+        self._skipped.clear()
         try:
             for batch in batches:
                 began = time.perf_counter()
@@ -115,24 +117,42 @@ class TypedRows:
                     raise error
         finally:
             if dropped:
-                log.warning("%d rows are skipped: they cannot be decoded", dropped)
+                destination = "skipped" if self._set_aside is None else "written to dead letters"
+                log.warning(
+                    "%d rows cannot be decoded and are %s: %s",
+                    *(dropped, destination),
+                    some(
+                        f"{topic}-{partition}: {count} rows, offsets {low} to {high}"
+                        for (topic, partition), (count, low, high) in self._skipped.items()
+                    ),
+                )
                 if meter is not None:
                     meter.malformed += dropped
+
+    def _note_skipped(self, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
+        """Adds rows of a batch, in ascending order, to the rows that the warning names."""
+        topic, partition, first = (batch.column(name)[rows[0]].as_py() for name in _LOCATION)
+        last = batch.column("offset")[rows[-1]].as_py()
+        count, low, high = self._skipped.get((topic, partition), (0, first, last))
+        self._skipped[topic, partition] = count + len(rows), min(low, first), max(high, last)
 
     def _decode_wanted(self, batch: pa.RecordBatch) -> _Outcome:
         """Applies the condition to a batch, and decodes the matching rows."""
         if self._filter is None:
             return self._decode(batch)
         kept = self._filter.keep(batch)
+        if kept.malformed:
+            rows = sorted({bad.row for bads in kept.dropped.values() for bad in bads})
+            self._note_skipped(batch, rows)
         if self._set_aside is not None and kept.dropped:
             reasons: dict[int, str] = {}
             for column, bad in kept.dropped.items():
                 reasons = _reasons_by_row(column, bad) | reasons
             self._set_aside(batch, dict(sorted(reasons.items())))
-        malformed, rows, error = 0, kept.batch, None
-        if rows.num_rows:
-            malformed, rows, error = self._decode(kept.batch, kept.bad)
-        return malformed + kept.malformed, rows, error or kept.error
+        malformed, decoded, error = 0, kept.batch, None
+        if decoded.num_rows:
+            malformed, decoded, error = self._decode(kept.batch, kept.bad)
+        return malformed + kept.malformed, decoded, error or kept.error
 
     def _decode(
         self, batch: pa.RecordBatch, bad_values: Mapping[str, BadValues] = _NO_BAD_VALUES
@@ -168,6 +188,7 @@ class TypedRows:
         )
         if kept is not None:
             rows = rows.filter(pa.array(kept))
+            self._note_skipped(batch, np.flatnonzero(~kept).tolist())
         return batch.num_rows - rows.num_rows, rows, None
 
 

@@ -44,7 +44,7 @@ def backfill(
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
         progress: True to show the progress on stderr. Ignored with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        partition_by: Columns, fields such as `value.country`, or `date(column)`.
+        partition_by: Columns, fields, or times: `hour(timestamp)`, `date(timestamp, Asia/Tokyo)`.
         transform: A picklable, deterministic function from a record batch to a record batch or
             `None`. To reject single rows, use a `kts_source.export.transforms.RowTransform`.
         sort_within_files: Columns, or fields of decoded columns, by which each file is sorted.
@@ -74,6 +74,7 @@ def backfill(
         on_new_fields: `warn` (default) about fields that the schema lacks, or `fail`.
         text_partitions: `checked` (default) rejects partition texts that look like another type.
         verify: True to first compare the rows of the table with the row counts of its commits.
+        dry_run: True to only report what a run would write, with a sample of rejected rows.
 
     Raises:
         InvalidOptionError: Arguments or options contradict each other or the table.

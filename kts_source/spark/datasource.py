@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -20,10 +19,11 @@ from kts_source.options import (
 from kts_source.options.value_formats import column_types, further_columns
 from kts_source.spark.data_source_api import DataSource, Travels, types
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
+from kts_source.spark.registration import replacing_quietly
 from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping, Sequence
+    from collections.abc import Callable, MutableMapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +47,6 @@ _COLUMNS: Final[dict[types.DataType, str]] = {
     types.ArrayType(_HEADER): "headers",
 }
 _TYPES: Final = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
-_MANAGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 """Versions of Spark whose `Trigger.AvailableNow` requests only one batch from a Python source."""
 
@@ -264,31 +263,12 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    with _without_manager_warnings(spark):
+    with replacing_quietly(spark):
         try:
             spark.dataSource.register(TieredKafkaDataSource)
         except AnalysisException as error:
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
-
-
-@contextmanager
-def _without_manager_warnings(spark: SparkSession) -> Iterator[None]:
-    """Hides warnings of Spark's `DataSourceManager` while the `with` block runs. Does nothing if
-    the session gives no access to its JVM.
-    """
-    try:
-        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001
-        configurator = log4j.core.config.Configurator
-        level = log4j.LogManager.getLogger(_MANAGER).getLevel()
-        configurator.setLevel(_MANAGER, log4j.Level.ERROR)
-    except Exception:  # noqa: BLE001  # a client of Spark Connect, or another logging library
-        yield
-        return
-    try:
-        yield
-    finally:
-        configurator.setLevel(_MANAGER, level)
 
 
 def session_builder() -> SparkSession.Builder:

@@ -23,6 +23,8 @@ from kts_source.spark.data_source_api import (
     InputPartition,
     Travels,
 )
+from kts_source.spark.registration import replacing_quietly
+from kts_source.spark.task_errors import noted_errors, original_errors
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
@@ -78,11 +80,15 @@ def run_tasks(
         tasks: The tasks.
         job: Settings that all tasks share, with credentials.
         progress: Receives the number of ended tasks.
+
+    Raises:
+        TieredKafkaError: A task failed with this error.
     """
-    spark.dataSource.register(export_data_source(tag, tasks, job))
+    with replacing_quietly(spark):
+        spark.dataSource.register(export_data_source(tag, tasks, job))
     is_tagged = _add_tag(spark, tag)
     try:
-        with _counted_tasks(spark, tag, progress):
+        with _counted_tasks(spark, tag, progress), original_errors():
             rows = spark.read.format(tag).load().collect()
     except KeyboardInterrupt:
         if is_tagged:
@@ -93,7 +99,8 @@ def run_tasks(
             spark.removeTag(tag)
         # The session keeps the registered class, so replace it by a class without tasks and
         # credentials.
-        spark.dataSource.register(export_data_source(tag, (), None))
+        with replacing_quietly(spark):
+            spark.dataSource.register(export_data_source(tag, (), None))
     for row in rows:
         yield row["report"]
 
@@ -181,7 +188,7 @@ class ExportReader(DataSourceReader, metaclass=Travels):
         if task is None or self._job is None:
             return
         try:
-            with explained_imports():
+            with explained_imports(), noted_errors():
                 report = task.run(self._job)
         finally:
             end_task()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ from kts_source.spark.worker import (
     garbage_left_alone,
 )
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.options import ScanOptions
+    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task_metrics import TaskPlace
     from kts_source.streaming.tier_stream import TierStream
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ANY_ROWS: Final = (1 << 63) - 1
+_LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def task_rows(
@@ -83,6 +87,29 @@ def let_spark_collect_log_lines() -> None:
         ours.setLevel(logging.INFO)
 
 
+def log_to_driver() -> None:
+    """Writes log lines of level INFO to stderr, if this is a Spark process that plans queries and
+    no log handler is configured in it.
+
+    Spark appends the stderr of such a process to the log of the driver. Without a handler, Python
+    drops lines below level WARNING, and writes the others without time and level.
+    """
+    ours = logging.getLogger("kts_source")
+    if ours.hasHandlers() or not _is_planner():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(_LINE))
+    ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
+        ours.setLevel(logging.INFO)
+
+
+def _is_planner() -> bool:
+    """Returns whether this process is a Python process of Spark that plans queries."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return str(getattr(main, "name", "")).startswith("pyspark.")
+
+
 def _task_place(scan: str) -> TaskPlace:
     from pyspark import TaskContext
 
@@ -92,6 +119,15 @@ def _task_place(scan: str) -> TaskPlace:
     if context is None:
         return TaskPlace(scan)
     return TaskPlace(scan, context.stageId(), context.partitionId(), context.attemptNumber())
+
+
+def _offsets(plan: ScanPlan) -> str:
+    """Returns the offsets that a plan reads, for a log line."""
+    return some(
+        f"{partition.topic_partition} [{partition.start}, {partition.stop})"
+        for partition in plan.partitions
+        if partition.start < partition.stop
+    )
 
 
 class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
@@ -114,15 +150,18 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
             TieredKafkaError: The scan cannot be planned.
         """
         let_spark_collect_log_lines()
+        log_to_driver()
         with explained_imports():
             from kts_source.planning.planner import plan_scan
 
         plan = plan_scan(self._options)
         log.info(
-            "planned %d tasks over %d partitions, %d bytes of segments",
+            "scan %s: planned %d tasks over %d partitions, %d bytes of segments: %s",
+            self._scan,
             len(plan.tasks),
             len(plan.partitions),
             plan.nominal_bytes,
+            _offsets(plan),
         )
         forget_finders_of_sparks_archives()
         return [InputPartition(task) for task in plan.tasks]
@@ -164,6 +203,7 @@ class TieredKafkaStreamReader(
             TieredKafkaError: The stream cannot continue, and a retry would not help.
         """
         let_spark_collect_log_lines()
+        log_to_driver()
         if start is None:
             start = self._last_end or self.initialOffset()
         position = position_from_json(start)
@@ -215,11 +255,14 @@ class TieredKafkaStreamReader(
             return []
         offsets = sum(partition.stop - partition.start for partition in plan.partitions)
         log.info(
-            "micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes; lag: %s",
+            "scan %s: micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes: %s;"
+            " lag: %s",
+            self._scan,
             offsets,
             len(plan.partitions),
             len(plan.tasks),
             plan.nominal_bytes,
+            _offsets(plan),
             json.dumps((self.reportLatestOffset() or {}).get("behind")),
         )
         return [InputPartition(task) for task in plan.tasks]

@@ -18,9 +18,27 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         "{span.topic for span in events.ranges} == {'orders', 'payments'}",
         "(values.rows, values.rejected) == (260, 0)",
         "slim.rows == 260",
+        "local.rows == 260 and local.files > 4",
         "(latest.rows_read, latest.rows) == (260, 14)",
         """starting == '{"orders": {"0": 180, "1": 80}}'""",
         "checked.verified[0].startswith('verified 260 rows of 2 partitions')",
+    ),
+    "logs.md": (
+        "(report.rows, report.rejected, report.malformed, report.skipped) == (260, 0, 0, ())",
+        "report.freshness.startswith('the newest record of the tier is ')",
+        "{'planning', 'fetching', 'compiling', 'decoding', 'writing', 'committing'}"
+        " <= report.seconds.keys()",
+        "summary.total['rows'] == 260",
+    ),
+    "operations.md": (
+        "(first.rows, first.rejected, first.skipped) == (260, 0, ())",
+        "second.rows == 0 and second.freshness",
+        "check.dry_run and (check.rows, check.rows_read, check.rejected) == (0, 260, 0)",
+        "'kts_export_success{target=\"lake/cron\"} 1' in figures",
+        "'kts_export_newest_record_timestamp_seconds' in figures",
+        "type(failure).__name__ == 'RejectedRowsError' and not failure.retriable",
+        "(corrected.rows, replayed.replayed, evolved.rows, opened.rows) == (260, 0, 0, 30)",
+        "\"key id 'key1'\" in missing",
     ),
     "backfill-reference.md": ("table.num_rows == 260",),
     "audit.md": (

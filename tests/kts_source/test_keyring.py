@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from kts_source.errors import CorruptSegmentError, InvalidOptionError
+from kts_source.errors import CorruptSegmentError, InvalidOptionError, UnknownKeyError
 from kts_source.keyring import KeyRing
 from kts_source.secret import Secret
-from segment_format.errors import DecryptionError, UnknownKeyError
+from segment_format.errors import DecryptionError
 from segment_format.manifest import encryption
 from segment_format.testing.tiers import AivenTierWriter, EncryptionKey
 from tests.golden_data import (
@@ -89,14 +89,14 @@ def test_error_names_missing_environment_variable() -> None:
     options = options_without_keys()
     for key_id in PEMS:
         options[OPTION.format(key_id, "env")] = "KTS_NO_SUCH_VARIABLE"
-    with pytest.raises(CorruptSegmentError, match=r"environment variable named by option"):
+    with pytest.raises(UnknownKeyError, match=r"environment variable named by option"):
         scan(options)
 
 
 @pytest.mark.parametrize("name", ["failing_callback", "empty_callback"])
 def test_error_of_failed_callback_hides_its_message(name: str) -> None:
     ring = KeyRing.from_options({OPTION.format("k", "callback"): f"{__name__}:{name}"})
-    with pytest.raises(Exception, match=name) as caught:
+    with pytest.raises(UnknownKeyError, match=name) as caught:
         ring.loaded()
     assert "PEM-TEXT" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -133,10 +133,11 @@ def test_wrong_key_and_changed_bytes_have_different_errors(tmp_path: Path) -> No
 
     wrong = tmp_path / "wrong.pem"
     wrong.write_bytes(private_pem(private_key()))
-    with pytest.raises(CorruptSegmentError) as mistaken:
+    with pytest.raises(UnknownKeyError) as mistaken:
         scan({**tier_options("encrypted"), **{OPTION.format(k, "file"): str(wrong) for k in PEMS}})
     assert "cannot be decrypted with the private key" in str(mistaken.value)
     assert "changed" not in str(mistaken.value)
+    assert mistaken.value.uri is not None
 
 
 def test_data_key_is_decrypted_once_per_worker(
@@ -185,5 +186,5 @@ def test_rotated_key_ring_opens_old_and_new_segments(tmp_path: Path) -> None:
     both_keys = {OPTION.format(key_id, "file"): str(tmp_path / f"{key_id}.pem") for key_id in keys}
     assert sorted(scan({**options, **both_keys})["offset"].to_pylist()) == list(range(30))
     only_old = {OPTION.format("old", "file"): str(tmp_path / "old.pem")}
-    with pytest.raises(CorruptSegmentError, match=r"key id 'new'.*the key ring has old"):
+    with pytest.raises(UnknownKeyError, match=r"key id 'new'.*the key ring has old"):
         scan({**options, **only_old})

@@ -113,9 +113,9 @@ def test_condition_on_sail_returns_the_matching_rows(
 
 def _planned_bytes(caplog: pytest.LogCaptureFixture) -> int:
     """Returns the segment bytes in the last plan that was logged."""
-    plans = [record for record in caplog.records if record.msg.startswith("planned %d tasks")]
+    plans = [record for record in caplog.records if record.msg.startswith("scan %s: planned")]
     assert isinstance(plans[-1].args, tuple)
-    return int(str(plans[-1].args[2]))
+    return int(str(plans[-1].args[3]))
 
 
 def test_two_scans_of_a_table_keep_different_conditions(sail: SparkSession) -> None:

@@ -181,7 +181,7 @@ def test_each_batch_logs_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "kts_source.spark.readers"):
         assert query.all() == 3
     messages = [record.getMessage() for record in caplog.records if record.name.endswith("readers")]
-    pattern = r"^micro-batch of (\d+) offsets .*; lag: (.*)$"
+    pattern = r"^scan [0-9a-f]{32}: micro-batch of (\d+) offsets .*; lag: (.*)$"
     logged = re.findall(pattern, "\n".join(messages), re.M)
     offsets = [int(count) for count, _ in logged]
     assert offsets[:2] == [3000, 3000]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import json
 import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kts_source import register
 from kts_source.options import parse_options
-from kts_source.spark.readers import TieredKafkaBatchReader
+from kts_source.spark.readers import TieredKafkaBatchReader, log_to_driver
 from tests.golden_data import expected_table, tier_options
 
 if TYPE_CHECKING:
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLLECTED = "PYSPARK_SPARK_SESSION_UUID"
+ROOT = Path(__file__).resolve().parents[2]
 SETTING = "spark.sql.pyspark.worker.logging.enabled"
 
 
@@ -78,3 +85,44 @@ def test_log_level_is_set_only_if_not_configured(
     partition, *_ = reader.partitions()
     list(reader.read(partition))
     assert product_logger.level == expected
+
+
+@pytest.mark.slow
+def test_stream_logs_a_line_per_batch_to_the_driver(tmp_path: Path) -> None:
+    options = json.dumps(tier_options("codecs", startingOffsets="earliest"))
+    command = [sys.executable, "-m", "tests.spark.stream_child"]
+    run = subprocess.run(
+        [
+            *command,
+            str(tmp_path / "checkpoint"),
+            str(tmp_path / "sink"),
+            options,
+            "parquet",
+            "once",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    line = r"^\d{4}-\d\d-\d\d \S+ INFO kts_source\.spark\.readers: scan \w+: micro-batch of .*$"
+    lines = re.findall(line, run.stderr, re.MULTILINE)
+    assert len(lines) >= 1
+    assert "codecs-0 [0, " in lines[0]
+    assert "PRIVATE KEY" not in run.stderr
+
+
+@pytest.mark.parametrize(("main", "level"), [("pyspark.daemon", "INFO"), ("pytest", "NOTSET")])
+def test_only_planning_processes_of_spark_get_a_log_handler(
+    product_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, main: str, level: str
+) -> None:
+    spec = importlib.machinery.ModuleSpec(main, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(product_logger, "handlers", [])
+    monkeypatch.setattr(product_logger, "propagate", False)  # pytest has handlers at the root
+    log_to_driver()
+    assert logging.getLevelName(product_logger.level) == level
+    assert len(product_logger.handlers) == (level == "INFO")
+    log_to_driver()
+    assert len(product_logger.handlers) == (level == "INFO")

@@ -201,8 +201,13 @@ class ExportTable(ABC):
 
     Args:
         settings: Settings of the export.
+
+    Attributes:
+        version: The version of the table that this object committed last, for logs; empty if it
+            committed none.
     """
 
+    version: str
     _folders: tuple[str, ...]
     """Folders of the export's files, which are searched for orphans; tasks write to the first."""
     _values_in: ValuesIn
@@ -210,6 +215,7 @@ class ExportTable(ABC):
     _commit_attempts = 20
 
     def __init__(self, settings: ExportSettings) -> None:
+        self.version = ""
         self._settings = settings
         self._uri = settings.target
 

@@ -299,6 +299,8 @@ class IcebergExportTable(ExportTable):
             self._commit_once(snapshot, commit, moved)
         except CommitFailedException:
             return False
+        current = snapshot.current_snapshot()
+        self.version = "" if current is None else f"snapshot {current.snapshot_id}"
         return True
 
     def _has_commit(self, before: Table | None, after: Table, commit: Commit) -> bool:
@@ -308,7 +310,7 @@ class IcebergExportTable(ExportTable):
 
     def _create(self, schema: pa.Schema) -> None:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-        from pyiceberg.transforms import DayTransform, IdentityTransform
+        from pyiceberg.transforms import parse_transform
 
         target = self._settings.target
         try:
@@ -321,8 +323,7 @@ class IcebergExportTable(ExportTable):
                 transaction.update_spec() as spec,
             ):
                 for field in self._settings.partition_by:
-                    is_day = field.is_date and not field.is_inner
-                    transform: Any = DayTransform() if is_day else IdentityTransform()
+                    transform = parse_transform(field.transform)
                     spec.add_field(field.column, transform, field.name)
         except (TableAlreadyExistsError, CommitFailedException):
             pass  # another export created it first
@@ -484,10 +485,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
         f"{field.transform}({schema.find_column_name(field.source_id)})"
         for field in table.spec().fields
     )
-    asked = sorted(
-        f"{'day' if field.is_date and not field.is_inner else 'identity'}({field.column})"
-        for field in partition_by
-    )
+    asked = sorted(f"{field.transform}({field.column})" for field in partition_by)
     if there != asked:
         raise partitioning_error(", ".join(there), ", ".join(asked), uri)
     for field in partition_by:

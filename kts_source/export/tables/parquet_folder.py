@@ -214,6 +214,7 @@ class ParquetFolder(ExportTable):
         is_first = self._target.create(_key(number, "json"), data)
         if is_first:
             self._publish(number, document)
+            self.version = f"commit file {number}"
         return is_first
 
     def _has_commit(self, before: _Log | None, after: _Log, commit: Commit) -> bool:

@@ -343,7 +343,9 @@ def test_every_task_writes_its_metrics(tmp_path: Path, compact: bool) -> None:
         compact=compact,
     )
     lines = [
-        json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()
+        json.loads(line)
+        for path in folder.rglob("*.jsonl")
+        for line in path.read_text().splitlines()
     ]
     assert len({(line["scan"], line["partition"]) for line in lines}) == len(lines) > 1
     assert {line["outcome"] for line in lines} == {"done"}

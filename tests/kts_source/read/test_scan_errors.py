@@ -21,6 +21,7 @@ from kts_source.errors import (
     StoreError,
     TierNotFoundError,
     TopicNotFoundError,
+    UnknownKeyError,
 )
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
@@ -140,13 +141,13 @@ def test_missing_key_error_names_the_key_id() -> None:
     options = {
         name: text for name, text in tier_options("encrypted").items() if "key.pairs" not in name
     }
-    with pytest.raises(CorruptSegmentError, match=r"key id 'key1'.*no private key"):
+    with pytest.raises(UnknownKeyError, match=r"key id 'key1'.*no private key"):
         plan_scan(parse_options(options))
     options["encryption.key.pairs.other.private.key.file"] = "/nowhere.pem"
-    with pytest.raises(CorruptSegmentError, match=r"key id 'key1'.*the key ring has other"):
+    with pytest.raises(UnknownKeyError, match=r"key id 'key1'.*the key ring has other"):
         plan_scan(parse_options(options))
     options["encryption.key.pairs.key1.private.key.file"] = "/nowhere.pem"
-    with pytest.raises(CorruptSegmentError, match=r"does not exist on the driver"):
+    with pytest.raises(UnknownKeyError, match=r"does not exist on the driver"):
         plan_scan(parse_options(options))
 
 

@@ -166,7 +166,8 @@ def test_dropmalformed_skips_and_counts_rows(
         table = scan.to_table()
     kept_offsets = [number for number in range(30) if number not in BAD]
     assert table["offset"].to_pylist() == [*kept_offsets, 0]
-    assert "rows are skipped: they cannot be decoded" in caplog.text
+    assert "rows cannot be decoded and are skipped: " in caplog.text
+    assert f"{len(BAD)} rows, offsets {min(BAD)} to {max(BAD)}" in caplog.text
     # The number of rows does not depend on the selected columns.
     assert scan.count() == 28
     assert scan.select(["key"]).to_table().num_rows == 28

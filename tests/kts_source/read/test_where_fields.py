@@ -207,7 +207,7 @@ def test_dropmalformed_skips_rows_with_malformed_condition_fields(
     options |= {"metricsPath": str(tmp_path / "metrics"), "where": "value.amount >= 0"}
     with caplog.at_level(logging.WARNING):
         kts_source.scan(options).to_table()
-    assert "rows are skipped: they cannot be decoded" in caplog.text
+    assert "rows cannot be decoded and are skipped: " in caplog.text
     assert sum(
         task_metrics.malformed for task_metrics in read_metrics(str(tmp_path / "metrics"), {})
     ) == len(BAD)

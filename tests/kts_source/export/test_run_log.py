@@ -1,0 +1,116 @@
+"""Tests the log lines of an export, and the figures of its report."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from kts_source import metrics
+from kts_source.errors import InvalidOptionError
+from tests.golden_data import partition_summaries
+from tests.kts_source.export.exporting import FORMATS, Lake, source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOGGER = "kts_source.export.run_log"
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == LOGGER]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_run_logs_start_commits_and_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, table_format: str
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    caplog.set_level(logging.INFO, LOGGER)
+    first = lake.export(source(endingOffsets='{"txn": {"0": 1000, "1": 7}}'))
+    begin, planned, *commits, end = lines_of(caplog)
+    assert all(line.startswith(f"run {first.run_id}: ") for line in lines_of(caplog))
+    assert lake.target in begin
+    assert "txn-0 [0, 1000), a new partition; txn-1 [0, 7), a new partition" in planned
+    assert len(commits) == first.commits > 0
+    assert "txn-1 [0, 7)" in " ".join(commits)
+    assert f"{first.rows} rows, 0 rejected, 0 dropped as malformed" in end
+    caplog.clear()
+    second = lake.export(source())
+    assert second.run_id != first.run_id
+    assert "resumes after offset 1000" in lines_of(caplog)[1]
+
+
+def test_commit_lines_name_the_versions_of_the_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lake(tmp_path, "delta")
+    caplog.set_level(logging.INFO, LOGGER)
+    report = lake.export(source())
+    lines = [line for line in lines_of(caplog) if ": committed " in line]
+    assert DeltaTable(lake.target).version() == report.commits - 1 > 0
+    for number, line in enumerate(lines):
+        assert f": committed version {number}: " in line
+
+
+def test_second_run_without_new_records_logs_no_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source())
+    caplog.set_level(logging.INFO, LOGGER)
+    lake.export(source())
+    assert not any(": committed " in line for line in lines_of(caplog))
+    assert any(" ended: 0 rows" in line for line in lines_of(caplog))
+
+
+def test_report_has_the_age_of_the_newest_record(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source())
+    report = lake.export(source())  # nothing new
+    newest = max(
+        segment["max_timestamp_ms"]
+        for partition in partition_summaries("txn").values()
+        for segment in partition["remote_segments"]
+    )
+    assert report.newest_ms == newest
+    assert report.ended_ms is not None
+    hours = (report.ended_ms - newest) / 3_600_000
+    assert f"the newest record of the tier is {hours:,.1f} hours old" in str(report)
+
+
+def test_report_has_seconds_of_each_stage(tmp_path: Path) -> None:
+    report = Lake(tmp_path, "parquet").export(source())
+    for stage in ("planning", "fetching", "compiling", "decoding", "writing", "committing"):
+        assert report.seconds[stage] >= 0
+    assert report.seconds["decoding"] > 0
+
+
+def test_metrics_have_run_time_and_host(tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    report = Lake(tmp_path, "parquet").export(source(metricsPath=str(folder)))
+    lines = [json.loads(file.read_text()) for file in folder.rglob("*.jsonl")]
+    assert {line["run_id"] for line in lines} == {report.run_id}
+    assert all(line["host"] for line in lines)
+    days = {line["ended"][:10] for line in lines}
+    assert {file.parent.name for file in folder.rglob("*.jsonl")} == days
+    assert {task.run_id for task in metrics.summary(str(folder)).tasks} == {report.run_id}
+
+
+def test_summary_of_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="the folder does not exist"):
+        metrics.summary(str(tmp_path / "missing"))
+
+
+def test_offsets_after_an_open_transaction_are_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    report = Lake(tmp_path, "parquet").export(source())
+    (gap,) = report.skipped
+    (line,) = [line for line in lines_of(caplog) if "left for a later run" in line]
+    assert line.endswith(str(gap))
+    assert not [r for r in caplog.records if r.name == LOGGER and r.levelno >= logging.WARNING]
