@@ -298,7 +298,17 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "JSON bounds, without brokers": (
         "a start of one more partition",
         "an end of one more partition",
+    ),
+    "JSON bounds that omit partitions": (
         "a start without an untiered partition",
+        "start without a partition",
+        "end without a partition",
+        "start times without a partition",
+        "end times without a partition",
+    ),
+    "times as [dates, timestamps and durations](options.md#times)": (
+        "start times as texts",
+        "end date",
     ),
     "a start above the end or an end below the log start, with `failOnDataLoss=false`": (
         "a start above everything, data loss allowed",

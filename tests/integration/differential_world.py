@@ -49,7 +49,7 @@ THROUGH_SPARK = (
     "headers",
     "few records each in more partitions",
     "no selection",
-    "start without a partition",
+    "start without JSON",
 )
 THROUGH_SPARK_WITH_BROKERS = (
     *THROUGH_SPARK,
