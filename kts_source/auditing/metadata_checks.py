@@ -16,6 +16,7 @@ from kts_source.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     TruncatedObjectError,
+    UnknownKeyError,
 )
 from kts_source.layout.aiven import INDEXES_SUFFIX, LOG_SUFFIX, AivenLayout, segment_of
 from kts_source.layout.remote_segment import IndexType, epochs_between
@@ -237,7 +238,7 @@ def read_side_files(
     if encryption is not None:
         try:
             key_ring.unwrap(encryption.data_key)
-        except DecryptionError:
+        except (DecryptionError, UnknownKeyError):
             return SideFileFacts(None, None, None, encryption.data_key.key_id, ())
     files = _MetadataFiles(partition, segment, SegmentSource(tier, key_ring, pack=SideFilePack()))
     contents = files.epochs(), files.open_after(), files.aborted()

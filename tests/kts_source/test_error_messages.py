@@ -546,18 +546,18 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
         " object file://TIER/SEGMENT-5.log]"
     ),
     read_encrypted_tier_without_key: (
-        "CorruptSegmentError: the segment is encrypted with key id 'key1', and no private"
+        "UnknownKeyError: the segment is encrypted with key id 'key1', and no private"
         " key is configured. Set option encryption.key.pairs.key1.private.key.file [topic"
         " orders, partition 0, object file://TIER/SEGMENT-10.log]"
     ),
     read_encrypted_tier_with_missing_key_file: (
-        "CorruptSegmentError: the segment is encrypted with key id 'key1', and the file"
+        "UnknownKeyError: the segment is encrypted with key id 'key1', and the file"
         " named by option encryption.key.pairs.key1.private.key.file does not exist on the"
         " driver or on this worker [topic orders, partition 0, object"
         " file://TIER/SEGMENT-10.log]"
     ),
     read_encrypted_tier_with_wrong_key: (
-        "CorruptSegmentError: the data key cannot be decrypted with the private key of key pair"
+        "UnknownKeyError: the data key cannot be decrypted with the private key of key pair"
         " 'key1' [topic orders, partition 0, object file://TIER/SEGMENT-10.log]"
     ),
     read_value_of_wrong_type: (

@@ -53,6 +53,7 @@ ARGUMENTS = {
     "on_new_fields": "warn",
     "text_partitions": "checked",
     "verify": False,
+    "dry_run": False,
 }
 
 
