@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_export_continues_after_signal(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(3)
-    flags = [word for name, text in tier.options().items() for word in (f"--{name}", text)]
+    flags = [word for pair in tier.options().items() for word in ("-o", "=".join(pair))]
     export = [sys.executable, "-m", "kts_source.cli", "export", str(lake.target), *flags]
     # One segment per round.
     follow_flags = ["--spark", "--follow", "--interval", "1s", "--round-bytes", "1"]
