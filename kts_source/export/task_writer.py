@@ -434,8 +434,6 @@ def new_fields_of(job: ExportJob) -> NewFields | None:
     """Returns a collector of new fields; `None` if no column is decoded."""
     if not job.options.formats:
         return None
-    from kts_source.export.task_writer import NewFields  # imports value decoders
-
     return NewFields(job.options.formats)
 
 

@@ -171,8 +171,6 @@ def load_kernel(name: str) -> Callable[..., int]:
     """
     library = _library()
     if isinstance(library, str):
-        from segment_format.kernels.native import compile_kernel
-
         return compile_kernel(name, *KERNELS[name], library)
     return library_kernel(*library, name)
 
