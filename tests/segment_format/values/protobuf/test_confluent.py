@@ -80,7 +80,7 @@ def test_values_with_confluent_header_match_plain_values(
 ) -> None:
     decoder = decoder_of("proto3", "count", "id")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "_MAX_HEADS", max_heads)
+        patch.setattr("segment_format.values.protobuf.decoder._MAX_HEADS", max_heads)
         framed = ConfluentProtobufDecoder(decoder, name_of)
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))
