@@ -406,8 +406,9 @@ def test_segments_of_replaced_branch_are_reported() -> None:
 
 
 def test_metadata_response_without_a_partition_raises_broker_unavailable_error(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kts_source.broker.cluster._INCOMPLETE_SECONDS", 0.5)
     world.write_metadata()
     _, partitions = world.cluster.topics["t"]
     partitions.append(FakePartition(partitions[0].log))
