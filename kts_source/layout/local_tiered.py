@@ -176,6 +176,7 @@ class LocalTieredLayout:
                 base_offset=base,
                 indexed=floor if index else None,
                 newest=int(times.offsets[-1]) if times else None,
+                next_base=entry.next_base,
             )
         if end < floor:
             expected = "its offset index contains" if index else "its name begins with"
@@ -214,8 +215,8 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Sets `next_base` of each segment with an empty log to the next higher base offset of the
-    partition, because the log has no batch that shows where the segment ends.
+    """Sets `next_base` of each segment to the next higher base offset of the partition. It is the
+    end of a segment with an empty log, and evidence about the end of other segments.
 
     Base offsets of damaged segments count, too. Without them, the lost offsets of a damaged segment
     would seem to belong to the empty segment before it.
@@ -225,9 +226,8 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
     ascending = sorted(base for base in bases if base is not None)
     completed = []
     for entry in listing.segments:
-        log = entry.object(_LOG)
         index = bisect_right(ascending, entry.base_offset)
-        if log is not None and log.size == 0 and index < len(ascending):
+        if index < len(ascending):
             entry = replace(entry, next_base=ascending[index])
         completed.append(entry)
     return tuple(completed)

@@ -16,6 +16,7 @@ from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import FIRST_REQUEST_BYTES, SegmentSpan, request_groups
 from segment_format.errors import CorruptRecordError, SegmentFormatError
+from segment_format.record.batch_header import MAGIC_2
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_prefix
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice
     from segment_format.index.sparse_indexes import OffsetIndex
+    from segment_format.record.framing import Entry
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +42,13 @@ class Boundary:
             appended at the position in one step. `None` at the segment's start and end, which have
             no entry.
         after_offset: All offsets at or after the position are larger than this offset.
+        after_position: Position of the index entry before this one, or of the segment's start.
     """
 
     position: int
     last_offset: int | None
     after_offset: int
+    after_position: int = 0
 
     def check(self, data: bytes, next_offset: int) -> None:
         """Checks that `data`, the first `ENTRY_PREFIX_SIZE` bytes at the boundary, matches the
@@ -207,8 +211,10 @@ def _boundary(index: OffsetIndex | None, cut: int, task_slice: SegmentSlice) -> 
     number = int(index.positions.searchsorted(cut, side="left"))
     if number == len(index.positions):
         return end
-    before = int(index.offsets[number - 1]) if number else task_slice.segment_start - 1
-    return Boundary(int(index.positions[number]), int(index.offsets[number]), before)
+    before, position = task_slice.segment_start - 1, 0
+    if number:
+        before, position = int(index.offsets[number - 1]), int(index.positions[number - 1])
+    return Boundary(int(index.positions[number]), int(index.offsets[number]), before, position)
 
 
 class BoundaryCheck:
@@ -252,6 +258,10 @@ class BoundaryCheck:
             return task_slice.segment_start
         return int.from_bytes(self._head[:8], "big")
 
+    def first_entry(self) -> Entry:
+        """Returns the first entry of the slice. Call it after the first window."""
+        return read_prefix(self._head, at=self._start.position)
+
     def stop_offset(self, task_slice: SegmentSlice) -> int:
         """Returns the base offset of the first batch after the slice; at the segment's end, one
         past the segment's last offset. Call it after the last window.
@@ -261,15 +271,23 @@ class BoundaryCheck:
             return task_slice.segment_stop
         return int.from_bytes(self._tail[:8], "big")
 
-    def finish(self, next_offset: int) -> None:
+    def finish(self, next_offset: int) -> Entry | None:
         """Checks the bytes at the end of the slice. `next_offset` is one past the last offset that
         was read.
+
+        Returns:
+            The entry after the slice if its first bytes do not state its first offset, because it
+            has magic 0 or 1. Otherwise `None`.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
         """
         assert self.stop is not None, "the last span of a slice has its end"
         self.stop.check(self._tail, next_offset)
+        if self.stop.last_offset is None:
+            return None
+        entry = read_prefix(self._tail, at=self.stop.position)
+        return None if entry.magic == MAGIC_2 else entry
 
 
 def checked_stop(stop: Boundary, size: int) -> int:

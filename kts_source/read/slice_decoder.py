@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -34,13 +35,13 @@ from kts_source.predicate.implied_ranges import (
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import BoundaryCheck, errors_in_span
 from segment_format.arrow import RecordDecoder
-from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
 from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.kernels.decoder import MAX_OFFSET
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.control_record import marker_of
 from segment_format.record.framing import iter_entries
-from segment_format.record.records import iter_batches
+from segment_format.record.records import decode_legacy_entry, iter_batches
 from segment_format.transaction_check import (
     TransactionCheck,
     check_markers_found,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from kts_source.read.task_metrics import TaskMeter
     from segment_format.isolation import AbortedIntervals
     from segment_format.record.control_record import ControlRecordType
+    from segment_format.record.framing import Entry
 
     _Batch = tuple[RecordBatchHeader, ControlRecordType | None]
 
@@ -77,6 +79,8 @@ class SliceDecoder:
         self._span = span
         self._source = source
         self._fail_on_data_loss = settings.fail_on_data_loss
+        self._check_crcs = settings.check_crcs
+        self._max_batch_bytes = settings.max_batch_bytes
         self._check = BoundaryCheck(span.first)
         self._transactions: TransactionCheck | None = None
         if settings.read_committed:
@@ -133,7 +137,10 @@ class SliceDecoder:
         with errors_in_span(self._span, self._source):
             if not rest_is_lost:
                 if not self.done:
-                    self._check.finish(self._decoder.next_offset)
+                    following = self._check.finish(self._decoder.next_offset)
+                    if following is not None:
+                        self._require_after(self._decoder.next_offset, following)
+                self._check_start()
                 self._check_transactions()
             try:
                 yield from self._decoder.finish()
@@ -142,6 +149,81 @@ class SliceDecoder:
                     raise
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
+
+    def _check_start(self) -> None:
+        """Compares the first entry of the slice with the entries before it, if the slice before
+        this one may have ended without this comparison.
+
+        That is possible if the read ends inside the batches that the index entry describes. Then
+        the slice before this one ends at the first entry at or after the stop offset.
+
+        Raises:
+            CorruptRecordError: The offsets do not ascend.
+        """
+        start, task_slice = self._span.first, self.task_slice
+        if (
+            start.last_offset is None
+            or start.last_offset < task_slice.stop_offset
+            or not self._decoder.counters.batches
+        ):
+            return
+        previous, next_offset = start.after_position, start.after_offset + 1
+        objects = task_slice.objects
+        with closing(
+            _entries(task_slice, objects, self._source, previous, start.position)
+        ) as entries:
+            for data, entry in entries:
+                last = entry.offset
+                if entry.magic == MAGIC_2:
+                    last = RecordBatchHeader.from_bytes(data).last_offset
+                next_offset = max(next_offset, last + 1)
+        self._require_after(next_offset, self._check.first_entry())
+
+    def _require_after(self, next_offset: int, entry: Entry) -> None:
+        """Checks that an entry begins at or after `next_offset`. A wrapper must be decompressed for
+        this check.
+
+        Raises:
+            CorruptRecordError: The entry begins before `next_offset`, or is invalid.
+        """
+        first = entry.offset
+        if entry.magic != MAGIC_2:
+            first = self._first_offset_of(entry)
+        if first < next_offset:
+            raise CorruptRecordError(
+                f"the entry has offsets {first} to {entry.offset}, but the entry before it ends"
+                f" with offset {next_offset - 1}: one of them is damaged",
+                position=entry.position,
+                offset=entry.offset,
+            )
+
+    def _first_offset_of(self, entry: Entry) -> int:
+        """Reads an entry of magic 0 or 1, and returns its first offset."""
+        task_slice = self.task_slice
+        size = task_slice.objects.size_in_bytes
+        if entry.stop > size or entry.size > self._max_batch_bytes:
+            raise CorruptRecordError(
+                f"an entry has {entry.size} bytes, more than the segment has left or than"
+                " maxBatchBytes allows",
+                position=entry.position,
+                offset=entry.offset,
+            )
+        location = task_slice.topic, task_slice.partition, task_slice.start_offset
+        span = SegmentSpan(*location, task_slice.objects, entry.position, entry.stop)
+        data = bytearray()
+        with closing(self._source.windows([span])) as windows:
+            for _, window in windows:
+                data += window
+        try:
+            batch = decode_legacy_entry(
+                memoryview(data),
+                replace(entry, position=0),
+                check_crcs=self._check_crcs,
+                max_batch_bytes=self._max_batch_bytes,
+            )
+        except SegmentFormatError as error:
+            raise error.at(entry.position, entry.offset) from error
+        return batch.base_offset
 
     def _check_transactions(self) -> None:
         """Compares the aborted intervals of the slice with the markers in the slice and around it.
@@ -369,8 +451,28 @@ def _transactional_batches(
     of the batch, and the type of the marker (`None` if the batch contains data).
     """
     size = objects.size_in_bytes
+    with closing(_entries(task_slice, objects, source, position, size)) as entries:
+        for data, entry in entries:
+            if entry.magic != MAGIC_2:
+                continue
+            header = RecordBatchHeader.from_bytes(data)
+            if header.is_control_batch:
+                (batch,) = iter_batches(data)
+                marker = marker_of(batch)
+                if marker is not None:
+                    yield header, marker
+            elif header.is_transactional and header.record_count:
+                yield header, None
+
+
+def _entries(
+    task_slice: SegmentSlice, objects: SegmentObjects, source: SegmentSource, start: int, stop: int
+) -> Generator[tuple[memoryview, Entry]]:
+    """Yields the bytes and the entry of each complete entry in the bytes [start, stop) of a
+    segment. `start` is the position of an entry.
+    """
     chunk = objects.chunk_index.original_chunk_size
-    borders = [position, *range(position // chunk * chunk + chunk, size, chunk), size]
+    borders = [start, *range(start // chunk * chunk + chunk, stop, chunk), stop]
     location = task_slice.topic, task_slice.partition, task_slice.start_offset, objects
     spans = (SegmentSpan(*location, low, high) for low, high in pairwise(borders) if low < high)
     pending = b""
@@ -381,14 +483,5 @@ def _transactional_batches(
             with suppress(TruncatedBatchError):
                 for entry in iter_entries(pending):
                     walked = entry.stop
-                    if entry.magic != MAGIC_2:
-                        continue
-                    header = RecordBatchHeader.from_bytes(pending, entry.position)
-                    if header.is_control_batch:
-                        (batch,) = iter_batches(pending[entry.position : entry.stop])
-                        marker = marker_of(batch)
-                        if marker is not None:
-                            yield header, marker
-                    elif header.is_transactional and header.record_count:
-                        yield header, None
+                    yield memoryview(pending)[entry.position : entry.stop], entry
             pending = pending[walked:]

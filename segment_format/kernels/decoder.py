@@ -34,6 +34,7 @@ from segment_format.kernels.native import load_kernel
 from segment_format.record.batch_header import (
     HEADER_SIZE,
     MAGIC_2,
+    RecordBatchHeader,
     record_count_message,
     record_offset_message,
 )
@@ -449,7 +450,11 @@ class RecordDecoder:
         slots[c.POSITION] = 0
         while True:
             yield from self._run(window, b"")
-            if slots[c.DONE] or not self._at_legacy:
+            if slots[c.DONE]:
+                # The kernel knows only the last offset of a wrapper after the stop batch.
+                slots[c.DONE] = self._is_followed_batch(byte_view(window))
+                break
+            if not self._at_legacy:
                 break
             yield from self._decode_legacy(window)
             if slots[c.DONE] or slots[c.STOPPING]:
@@ -531,7 +536,7 @@ class RecordDecoder:
                 self._check_skipped()
             slots[c.SKIPPED_IS_BROKEN] = 0
             if batch.base_offset >= slots[c.STOP_OFFSET]:
-                slots[c.DONE] = self._is_followed(view, entry)
+                slots[c.DONE] = self._is_followed(view, entry, entry.offset)
                 return
             for record in batch.records:
                 # The window is empty, so the kernel stops after this record.
@@ -565,10 +570,21 @@ class RecordDecoder:
                 offset=entry.offset,
             )
 
-    def _is_followed(self, view: memoryview, stop: Entry) -> bool:
-        """Checks that the entry after `stop` has larger offsets than `stop`. `stop` is an entry of
-        magic 0 or 1 that ends the decoding. Makes this check only if offsets are missing before the
-        stop offset.
+    def _is_followed_batch(self, view: memoryview) -> bool:
+        """Calls `_is_followed` for the batch of magic 2 that ends the decoding, if offsets are
+        missing before it.
+        """
+        slots = self._slots
+        if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
+            return True
+        stop = read_entry(view, slots[c.POSITION])
+        header = RecordBatchHeader.from_bytes(view, stop.position)
+        return self._is_followed(view, stop, header.last_offset)
+
+    def _is_followed(self, view: memoryview, stop: Entry, last_offset: int) -> bool:
+        """Checks that the entry after `stop` begins after `last_offset`, the last offset of `stop`.
+        `stop` is the entry that ends the decoding. Makes this check only if offsets are missing
+        before the stop offset.
 
         Returns False if the check needs more bytes than the window has, and True otherwise.
 
@@ -578,7 +594,7 @@ class RecordDecoder:
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
             return True
-        slots[c.STOPPING_NEXT] = stop.offset + 1
+        slots[c.STOPPING_NEXT] = last_offset + 1
         needed = stop.size + ENTRY_PREFIX_SIZE
         if stop.position + needed <= len(view):
             entry = read_prefix(view, stop.stop, at=stop.stop)
@@ -592,9 +608,9 @@ class RecordDecoder:
             slots[c.STOPPING] = 1
             slots[c.NEEDED] = needed
             return False
-        if first <= stop.offset:
+        if first <= last_offset:
             raise CorruptRecordError(
-                order_message(stop.offset, stop.offset, slots),
+                order_message(stop.offset, last_offset, slots),
                 position=self._origin + stop.position,
                 offset=stop.offset,
             )

@@ -148,6 +148,7 @@ def last_offset(
     base_offset: int = 0,
     indexed: int | None = None,
     newest: int | None = None,
+    next_base: int | None = None,
 ) -> int:
     """Returns the last offset of the last batch of a log. Compaction may have removed the record of
     this offset.
@@ -159,6 +160,7 @@ def last_offset(
         base_offset: Base offset of the segment.
         indexed: Last offset of the batch at `position`, according to the offset index.
         newest: Offset of the last entry of the time index; `None` if the time index is empty.
+        next_base: Base offset of the next segment; `None` if there is none.
 
     Raises:
         TruncatedBatchError: The log is empty, or its last batch is not complete.
@@ -181,12 +183,14 @@ def last_offset(
     first, last, is_dense = _checked_offsets(data, entry)
     if position > 0 and entry.position == position and last != indexed:
         # The batches before this one show whether the index or the batch is wrong.
-        return last_offset(read, size, base_offset=base_offset, newest=newest)
+        return last_offset(read, size, base_offset=base_offset, newest=newest, next_base=next_base)
     if first < walk.next_offset:
         raise _descending(first, walk, entry)
     if entry.position > position or position == 0:
         walk.has_holes |= not is_dense
         _require_plausible(first, last, walk, newest, entry)
+        if next_base is not None and walk.next_offset < first <= last and last >= next_base:
+            _require_overlap(first, last, walk, next_base, entry)
     return last
 
 
@@ -287,6 +291,25 @@ def _require_plausible(
             position=entry.position,
             offset=first,
         )
+
+
+def _require_overlap(first: int, last: int, walk: _Walk, next_base: int, entry: Entry) -> None:
+    """Checks a last batch that follows a gap and is the only batch above the start of the next
+    segment. Raises `CorruptRecordError` if it would be below that start with one bit of its base
+    offset flipped.
+
+    Segments of different leaders may overlap, but then the overlap does not begin with a gap.
+    """
+    for bit in range(63):
+        moved = (entry.offset ^ (1 << bit)) - entry.offset
+        if walk.next_offset <= first + moved and last + moved < next_base:
+            raise CorruptRecordError(
+                f"the last batch has offsets {first} to {last}, the batch before it ends at offset"
+                f" {walk.next_offset - 1}, and the next segment begins at {next_base}: one bit of"
+                " the base offset, which no checksum covers, may be wrong",
+                position=entry.position,
+                offset=first,
+            )
 
 
 def _crc32c(data: memoryview, crc: int) -> int:

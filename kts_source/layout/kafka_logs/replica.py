@@ -32,7 +32,7 @@ from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.index.sparse_indexes import OFFSET_ENTRY_SIZE, OffsetIndex
-from segment_format.record.recovery import WholeBatches
+from segment_format.record.recovery import WholeBatches, last_offset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -191,6 +191,10 @@ class Recovery:
                 last, problem, stop, size = number, walked.problem, walked.next_offset, walked.size
                 if problem:
                     break
+        if size and (doubt := self._doubt(last, stop, size, is_clean=point is None)):
+            walked = self.walk(last, stop_offset=doubt.offset)
+            self._walked[self._bases[last]] = walked = replace(walked, problem=doubt.message)
+            problem, stop, size = walked.problem, walked.next_offset, walked.size
         kept, dropped = segments[: last + 1], segments[last + 1 :]
         if stop < log_start:  # `LogLoader` starts an empty log at the log start
             kept, dropped, stop, size = (), segments, log_start, 0
@@ -213,6 +217,40 @@ class Recovery:
             dropped,
             self._lost_end(stop, is_clean=point is None),
         )
+
+    def _doubt(
+        self, number: int, stop: int, size: int, *, is_clean: bool
+    ) -> SegmentFormatError | None:
+        """Returns an error if the base offset of the log's last batch, which no checksum covers,
+        seems to be wrong; `None` if it is plausible, or if a checkpoint or snapshot confirms it.
+
+        Args:
+            number: Number of the last segment.
+            stop: One past the last offset of the log.
+            size: Bytes of the last segment that belong to the log.
+            is_clean: Whether index files are complete.
+        """
+        points = self._log_dir.high_watermarks or {}, self._log_dir.recovery_points
+        confirmed = {*self._files.snapshots, *(point.get(self._key, -1) for point in points)}
+        # Compaction leaves gaps that look like a wrong base offset.
+        if stop in confirmed or self._log_dir.cleaned.get(self._key, 0) > 0:
+            return None
+        segment = self._files.segments[number]
+        index = offset_index(self._store, segment) if is_clean else None
+        position, indexed = 0, None
+        if index is not None and int(index.positions[-1]) < size:
+            position, indexed = int(index.positions[-1]), int(index.offsets[-1])
+        try:
+            last_offset(
+                partial(self._store.get_range, segment.log.key, version=segment.log.version),
+                size,
+                position,
+                base_offset=segment.base_offset,
+                indexed=indexed,
+            )
+        except SegmentFormatError as error:
+            return None if error.offset is None else error
+        return None
 
     def _lost_end(self, stop: int, *, is_clean: bool) -> int:
         """Returns the attribute `Replica.lost_end` for a log that ends at `stop`.

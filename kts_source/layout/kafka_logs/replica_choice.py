@@ -536,7 +536,7 @@ def _missing_ends(
     replica has records.
 
     The gap begins where the records of the first file end. The end of a file is read only if
-    another replica has a larger file with the same base offset, or other base offsets after it.
+    another replica has a larger file with the same base offset, or different base offsets.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]
@@ -557,6 +557,7 @@ def _missing_ends(
             and other.stop > low
             and (
                 bisect_left(bases, high) - bisect_right(bases, low) > 0
+                or low not in by_base
                 or high not in by_base
                 or by_base.get(low, 0) > segment.log.size
             )

@@ -433,6 +433,26 @@ def test_records_lost_inside_a_replica_are_read_from_other_replica(
     assert "are read from b1/" in caplog.text
 
 
+@pytest.mark.parametrize("lost", range(4, 18))
+def test_lost_segment_is_read_from_replica_with_different_segment_borders(
+    tmp_path: Path, lost: int
+) -> None:
+    logs = []
+    for step in (3, 1):
+        builder = LogBuilder(index_interval_bytes=1)
+        for offset in range(21 - step):
+            builder.append([SimpleRecord(b"%d" % offset)])
+            if (offset + 1) % step == 0:
+                builder.roll()
+        logs.append(builder.build())
+    Disk(tmp_path / "b1").write(logs[0])
+    longest = Disk(tmp_path / "b2").write(logs[1])
+    for path in longest.folder.glob(f"{lost:020d}.*"):
+        path.unlink()
+
+    assert read_offsets(tmp_path) == list(range(20))
+
+
 def test_lost_records_raise_data_loss_error_if_other_replica_has_different_batches(
     tmp_path: Path,
 ) -> None:
