@@ -17,9 +17,8 @@ from kts_source.options import (
     parse_any_options,
 )
 from kts_source.options.value_formats import column_types, further_columns
-from kts_source.spark.data_source_api import DataSource, Travels, types
+from kts_source.spark.data_source_api import DataSource, Travels, replacing_quietly, types
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
-from kts_source.spark.registration import replacing_quietly
 from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
