@@ -53,12 +53,8 @@ def package_version() -> str:
 
 
 def require(library: str, extra: str, what: str) -> None:
-    """Raises MissingExtraError if a library is not installed.
-
-    Args:
-        library: Module to import.
-        extra: Extra of this package that installs it.
-        what: The feature that needs it, for the message.
+    """Raises MissingExtraError if the module `library` is not installed. The message names `what`,
+    the feature that needs it, and `extra`, the extra of this package that installs it.
     """
     try:
         spec = importlib.util.find_spec(library)

@@ -17,8 +17,8 @@ _LEFT: Final = ' style="text-align:left"'
 
 
 def some(texts: Iterable[str]) -> str:
-    """Joins the first few texts, with unprintable characters escaped, and adds the number of the
-    other texts.
+    """Joins the first few texts, with unprintable characters escaped, and appends how many texts
+    were omitted.
     """
     texts = list(texts)
     more = f", and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
@@ -26,7 +26,8 @@ def some(texts: Iterable[str]) -> str:
 
 
 def one_line(reason: str) -> str:
-    """Returns the beginning of a text as one line."""
+    """Returns the beginning of `reason`, with line ends replaced, so that it fits into a log line.
+    """
     line = " ".join(reason[:1000].split())  # it may have megabytes
     return _cut(line, _MAX_LINE)
 
@@ -60,8 +61,8 @@ def camel_case(name: str) -> str:
 
 
 def json_fields(value: Any) -> Any:  # noqa: ANN401
-    """Converts a dataclass, and the dataclasses in its fields, to JSON types. Names of fields
-    become camel case.
+    """Converts a dataclass to JSON types, including nested dataclasses. Field names become camel
+    case.
     """
     if is_dataclass(value):
         return {

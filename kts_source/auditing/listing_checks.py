@@ -124,12 +124,8 @@ def is_archived(info: ObjectInfo | ObjectRef) -> bool:
 
 
 def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
-    """Returns one finding about all objects of a partition of an unused topic id, or no finding if
-    there are no objects.
-
-    Args:
-        partition: The partition. Its topic id must not be `chosen`.
-        chosen: The topic id that readers use.
+    """Returns one finding about all objects of a partition whose topic id is not `chosen`, the id
+    that readers use. Returns no finding if there are no objects.
     """
     if not partition.sizes:
         return []
@@ -141,12 +137,9 @@ def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
 
 
 def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:
-    """Finds empty and archived objects. Reports one finding per empty object and one per archive
-    storage class.
-
-    Args:
-        partition: The partition.
-        empty_logs: Keys of the log objects that are empty because compaction removed all records.
+    """Reports one finding per empty object, and one per archive storage class. `empty_logs` are the
+    keys of log objects that are empty because compaction removed all records; they are not
+    reported.
     """
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
     for entry in partition.entries:
@@ -182,8 +175,7 @@ class LogGaps(NamedTuple):
     """Facts from manifests and side files that show whether readers need an incomplete segment.
 
     Attributes:
-        holes: Ranges of offsets that no segment has. Some of them may never have contained a
-            record.
+        holes: Ranges of offsets that no segment has. A hole may never have contained a record.
         stops: End offset (exclusive) of each incomplete segment, by the key of the object that
             describes it, such as the manifest. `None` if unknown.
         in_doubt: Incomplete segments that may belong to the log, each identified by the key of the
@@ -206,11 +198,10 @@ def check_orphans(
     """Finds objects that are not part of a complete segment.
 
     Args:
-        partition: The partition.
-        gaps: Gaps of the log; `None` at level `listing`, which does not determine them. Then an
-            incomplete segment with a manifest counts as missing if it begins above the first
-            complete segment, or if no segment is complete. Its manifest shows that it was complete
-            once.
+        gaps: Gaps of the log; `None` at level `listing`, which does not determine them. Without
+            gaps, an incomplete segment with a manifest counts as missing if it begins above the
+            first complete segment, or if no segment is complete: the manifest shows that the
+            segment was complete once.
         now_ms: The time in ms since 1970.
         grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
             that is under way.
@@ -222,8 +213,8 @@ def check_orphans(
     lost_all = not bases and len({orphan.base_offset for orphan in partition.orphans} - {None}) > 1
 
     def looks_lost(base: int, is_described: bool) -> bool:
-        """Returns True if readers probably need the incomplete segment at offset `base`. Decides
-        this from object names alone. `is_described` is True if the segment has a manifest.
+        """Returns True if readers probably need the incomplete segment at offset `base`, judging
+        from object names alone. `is_described` is True if the segment has a manifest.
         """
         if is_described:
             return first is None or base > first

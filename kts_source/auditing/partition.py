@@ -73,14 +73,10 @@ class PartitionAudit:
     """Audits partitions. The result of a partition does not depend on other partitions.
 
     Attributes:
-        options: Options of the audit. Only the private keys and the limits of memory and requests
-            are used.
-        level: The level of the audit.
+        options: Only the private keys and the limits of memory and requests are used.
         grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
             that is under way.
         now_ms: The time in ms since 1970.
-        tier: The tier.
-        layout: The layout of the tier.
         pool: Reads metadata of segments concurrently.
         on_read: Called after each segment whose log was read, with the size of the log in bytes.
         concurrency: Number of partitions that are audited concurrently.
@@ -102,7 +98,6 @@ class PartitionAudit:
         """Audits a partition. Returns two values: a statement about its offsets, and the findings.
 
         Args:
-            partition: The partition.
             state: Proofs of earlier audits. This audit adds its own proofs.
 
         Raises:
@@ -159,7 +154,7 @@ class PartitionAudit:
         )
 
     def _is_proven(self, partition: PartitionObjects, metadata: _Metadata) -> bool:
-        """Returns whether every segment has a proof for the level of this audit."""
+        """Returns whether every segment has a proof that suffices for the level of this audit."""
         segments = [metadata.proven.get(entry.described_by) for entry in partition.entries]
         return all(
             proven is not None
@@ -235,12 +230,9 @@ class PartitionAudit:
     def _read_segments(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> tuple[list[DescribedSegment], dict[str, SideFileFacts], dict[str, ProvenSegment]]:
-        """Describes all complete segments. Also reads the side files of those that have no proof
-        yet.
-
-        Returns:
-            Three values: the described segments; the contents of their side files, by key of the
-            log object; the proofs of segments without faults, by key of the manifest.
+        """Describes all complete segments, and reads the side files of segments without a proof.
+        Returns three values: the described segments; the contents of their side files, by key of
+        the log object; and the proofs of segments without faults, by key of the manifest.
         """
 
         def read(group: Sequence[SegmentEntry]) -> list[_Read]:
@@ -295,10 +287,11 @@ class PartitionAudit:
     def _read_lineage(
         self, partition: PartitionObjects, damaged: Sequence[DescribedSegment], key_ring: KeyRing
     ) -> dict[str, SideFileFacts]:
-        """Reads the side files of damaged segments without reporting faults of these files. Returns
+        """Reads the side files of damaged segments, and ignores faults of these files. Returns
         their contents by key of the log object.
 
-        If the newest segment has lost its log, its leader-epoch checkpoint is still needed.
+        The leader-epoch checkpoint of the newest segment is needed even if the segment has lost its
+        log.
         """
         return {
             segment.objects.log.key: read_side_files(partition, segment, self.tier, key_ring)
@@ -420,7 +413,7 @@ def _check_keys(
 
 
 def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
-    """Drops each finding about an empty object if another finding names the same object."""
+    """Drops each finding about an empty object if another finding names that object."""
     named = {
         key for finding in findings if finding.name != "empty-object" for key in finding.objects
     }
@@ -434,8 +427,9 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
 def _with_stop(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
-    """Returns the finding. If it has no end offset and starts in a hole, its end becomes the first
-    offset of the next segment in `unserved`, or the end of the hole if that is lower.
+    """If a finding has no end offset and starts in a hole, sets its end to the first offset of the
+    next segment in `unserved`, or to the end of the hole if that is lower. Returns other findings
+    unchanged.
     """
     start = finding.start
     if start is None or finding.stop is not None:
@@ -467,8 +461,8 @@ def _statement(
 
 def _partition_identity(partition: PartitionObjects) -> str:
     """Returns a digest of the listed objects of a partition and their versions. Returns "" if an
-    object has no version. Also returns "" if there are orphans, because findings about orphans
-    depend on the time.
+    object has no version, or if there are orphans, because findings about orphans depend on the
+    time.
     """
     if partition.orphans:
         return ""
@@ -490,9 +484,7 @@ def _keep_result(
     result: tuple[PartitionStatement, Sequence[Finding]],
 ) -> None:
     """Stores the result of a partition in `state`. Every segment of the partition must have a
-    proof.
-
-    A result with a finding about timestamps is not stored, because it depends on the time.
+    proof. A result with a finding about timestamps is not stored, because it depends on the time.
     """
     statement, findings = result
     if any(finding.name == "clock" for finding in findings):  # depends on the time
@@ -514,9 +506,9 @@ def _kept_result(
     now_ms: int,
     key_ring: KeyRing,
 ) -> tuple[PartitionStatement, list[Finding]] | None:
-    """Restores a result that `_keep_result` stored. Returns `None` if the level differs or a
-    private key is missing. Also returns `None` if the clock was set back after the result was
-    stored, because timestamps of segments may now be in the future.
+    """Restores a result that `_keep_result` stored. Returns `None` if the level differs, if a
+    private key is missing, or if the clock was set back since then, because timestamps of segments
+    may now be in the future.
     """
     try:
         kept_level, kept_ms, keys, statement, findings = value

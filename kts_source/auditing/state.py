@@ -60,8 +60,7 @@ class PartitionState:
 
     Args:
         partition: Name of the partition in the file.
-        lines: The current line of each segment, by segment id. The line of the partition itself has
-            the key "".
+        lines: The current line of each segment, by segment id; the line of the partition, by "".
         write: Called with new lines to write them to the file. `None` discards new lines.
     """
 
@@ -299,8 +298,8 @@ class AuditState:
 
 @contextlib.contextmanager
 def open_to_append(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Opens the state file and yields a function that appends lines to it. Does not lock the file,
-    because the audit that started this task already holds the lock.
+    """Opens the state file and yields a function that appends lines to it. Takes no lock, because
+    the audit that started this task holds it.
 
     Raises:
         InvalidOptionError: The file cannot be opened or written.

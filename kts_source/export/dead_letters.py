@@ -158,8 +158,8 @@ def list_dead_letters(
 
 def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
     """Moves the files of rejected rows in list number `letters` to their final names, and then
-    deletes the list. Does nothing if `letters` is `None`, or if the list no longer exists because
-    it was published or dropped before.
+    deletes the list. Does nothing if `letters` is `None`, or if the list was already published or
+    dropped.
 
     Raises:
         ExportError: A file in the list is missing, or this version of the package cannot read the
@@ -192,8 +192,8 @@ def _settle(
 
 
 def _listed_files(target: TargetStore, letters: int) -> list[DeadLetterFile]:
-    """Returns the files in list number `letters`. Returns no files if the list does not exist:
-    a list is deleted when its files have been published or dropped.
+    """Returns the files in list number `letters`. Returns no files if the list does not exist,
+    because it was already published or dropped.
     """
     key = _list_key(letters)
     try:
@@ -231,7 +231,7 @@ def is_unpublished(key: str) -> bool:
 
 def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
     """Lists unpublished files of rejected rows and the lists of such files. Omits the lists of
-    other tables and the files in them, because they may have been committed.
+    other tables and the files in these lists, because the other tables may have committed them.
     """
     if settings.dead_letters is None:
         return []

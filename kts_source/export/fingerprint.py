@@ -83,8 +83,8 @@ class _Digest:
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401
-        """Computes the digest of an object from the values that pickle would store. Other methods
-        compute the digests of types such as list, dict and function.
+        """Returns the digest of an object. Values of types such as list, dict and function are
+        digested by other methods; any other object by the values that pickle would store.
         """
         try:
             registered = copyreg.dispatch_table.get(type(value))
@@ -265,12 +265,12 @@ def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
 
 
 def describe_transform(transform: Transform | None) -> str:
-    """Returns a text that identifies the transform. It changes if the transform changes, unless the
-    change cannot be detected (see the module).
+    """Returns a text that changes if the transform changes, unless the change cannot be detected
+    (see the module).
 
     If the transform has an attribute `fingerprint`, the text is this attribute. Otherwise it
     consists of the name, a digest of the source code, and a digest of all objects that are bound to
-    the transform. Without a transform, it is empty.
+    the transform. Without a transform, the text is empty.
 
     Raises:
         FingerprintError: See `digest_transform`.

@@ -61,7 +61,9 @@ class NewFields:
         self._known_ids: set[int | str] = set()
 
     def look(self, batch: pa.RecordBatch) -> None:
-        """Examines the values of a batch of decoded rows, which includes `columns`."""
+        """Adds the unknown fields in the values of `batch` to `found`. `batch` must have the
+        columns in `columns`.
+        """
         for form in self._formats:
             is_avro = form.format in _FRAMED_AVRO
             rows = batch

@@ -177,7 +177,9 @@ class PartitionField:
 
     @property
     def is_made(self) -> bool:
-        """True if files that contain the partition values need a column of their own for them."""
+        """True if files that contain the partition values need a separate column for them, because
+        Iceberg cannot compute them from a column of the rows.
+        """
         return self.is_inner or self.zone != _UTC
 
     @property
@@ -190,9 +192,8 @@ class PartitionField:
         """Name of the column that contains the source value in a file. Only used if files contain
         the partition values.
 
-        A field of a struct is copied to a separate column, because an Iceberg table must not be
-        partitioned by the first field of a struct: Java readers would return a struct of nulls
-        instead of a null struct.
+        A field of a struct is copied to a separate column: if an Iceberg table is partitioned by
+        the first field of a struct, Java readers return a struct of nulls instead of a null struct.
         """
         return self.name if self.is_made else self.source
 
@@ -296,7 +297,7 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
 
 
 def _zone(text: str, zone: str) -> str:
-    """Returns the time zone that `text` names, and `UTC` for each name of UTC."""
+    """Returns the time zone that `text` names. Every name of UTC becomes `UTC`."""
     try:
         return _UTC if time_zone(zone) is datetime.UTC else zone
     except ValueError:
@@ -316,9 +317,8 @@ def partition_rule(fields: Sequence[PartitionField]) -> str:
 def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Splits a batch by its partition values. Yields two values for each combination of partition
-    values: the number of its first row in the batch, and a batch with its rows. Yields the batches
-    in the order of their first rows.
+    """Splits a batch by its partition values. For each combination of values, in the order of their
+    first rows, yields the number of its first row and a batch with its rows.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch
@@ -350,7 +350,7 @@ def partition_values(
     any_text: bool = False,
 ) -> tuple[PartitionValue, ...]:
     """Returns the partition values of row number `row`. `columns` are the partition columns, and
-    `kept` is the location of the partition values.
+    `kept` is the location of the partition values, see `WriteTarget.values_in`.
 
     If `any_text` is True, folder names may contain texts that readers parse as numbers, dates,
     times or booleans.

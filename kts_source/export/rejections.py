@@ -29,7 +29,7 @@ class RecordCounts:
         records: Number of records, including rejected records.
         rejected: Number of rejected records.
         offset: Offset of the first rejected record; `None` if no record was rejected.
-        reason: Reason why this record was rejected.
+        reason: Reason why the first rejected record was rejected.
     """
 
     topic: str

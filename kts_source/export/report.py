@@ -81,7 +81,8 @@ class BackfillReport(Displayed):
         files: Number of committed files.
         file_bytes: Size of the committed files in bytes.
         segment_bytes: Original size of the segments that were read, in bytes.
-        left_bytes: Original size of the segments that are left for the next round, in bytes.
+        left_bytes: With `follow`, original size of the segments that the next round will read, in
+            bytes.
         commits: Number of commits.
         requests: Number of read requests that tasks sent to the tier.
         bytes_read: Number of bytes that tasks received from objects.
@@ -215,11 +216,8 @@ def _prometheus(target: str, figures: Mapping[str, float]) -> str:
 
 
 def draw_report(report: BackfillReport) -> Figure:
-    """Draws a picture of the report. The left side has a bar with the seconds of each stage, and
-    the right side has the text of the report.
-
-    Returns:
-        A `matplotlib.figure.Figure` without a window. Write it with `savefig`.
+    """Returns a `matplotlib.figure.Figure` of the report, without a window: on the left a bar with
+    the seconds of each stage, on the right the text of the report. Write it with `savefig`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -351,8 +351,8 @@ def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _same(first: pa.DataType, other: pa.DataType) -> bool:
-    """Returns True if two types have the same fields at every depth, in any order. Other
-    differences are ignored, because the types were already merged.
+    """Returns True if two types have the same fields at every depth, in any order. Does not compare
+    other properties, because `unite_schemas` has already merged the types.
     """
     if pa.types.is_struct(first):
         return {field.name for field in first} == {field.name for field in other} and all(

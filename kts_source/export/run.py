@@ -372,8 +372,8 @@ class _Run:
             check_holders(state, topics, self.settings.target)
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """Checks that the table has no rows with the offsets in `skipped`. A rebuild could not read
-        these rows again.
+        """Checks that the table has no rows with the offsets in `skipped`, because a rebuild could
+        not read these rows again.
         """
         topic_ids = {
             (partition.topic, partition.partition): partition.topic_id
@@ -505,7 +505,7 @@ class _Run:
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
         """Returns the columns of the rows that tasks wrote. If they wrote no rows, returns the
-        columns that rows would have. Returns `None` if these are unknown.
+        columns that rows would have, or `None` if these are unknown.
         """
         schemas = [report.schema for report in reports if report.schema is not None]
         if schemas:

@@ -64,8 +64,8 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
 
 
 def log_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
-    """Logs the figures of a run, and the offsets that it skipped. Only lost offsets are a warning,
-    because the next run reads the offsets after an open transaction.
+    """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
+    warning; offsets after an open transaction are not, because the next run reads them.
     """
     log.info(
         "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
@@ -89,7 +89,7 @@ def log_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None
 
 
 def _some(texts: Sequence[str], noun: str) -> str:
-    """Joins the first texts. Adds how many more there are."""
+    """Joins the first texts, and appends how many texts were omitted."""
     named: Iterable[str] = texts[:_MAX_NAMED]
     more = len(texts) - _MAX_NAMED
     return "; ".join([*named, *([f"and {more:,} more {noun}"] if more > 0 else [])])

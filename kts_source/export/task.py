@@ -170,7 +170,6 @@ class TaskReport:
     without opening these files.
 
     Attributes:
-        number: Number of the task within its run.
         schema: Schema of the rows that the task wrote; `None` if it wrote no row.
         rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.

@@ -129,7 +129,7 @@ class TaskWriter:
 
     @property
     def field_columns(self) -> tuple[str, ...]:
-        """Columns that batches need so that new fields are found."""
+        """Columns that batches need so that fields outside the schema are reported."""
         return () if self._fields is None else self._fields.columns
 
     def __enter__(self) -> Self:
@@ -377,7 +377,6 @@ class ExportTask:
     """Reads the records of a scan task and writes them to Parquet files.
 
     Attributes:
-        number: Number of the task within the run.
         scan: The slices to read.
         topic_ids: Topic id by topic and partition, for all slices.
     """
@@ -426,9 +425,9 @@ def new_fields_of(job: ExportJob) -> NewFields | None:
 def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:
     """Returns the columns that a task must read so that dead letters contain whole records.
 
-    Args:
-        raw: True if keys or values are decoded. Then the names of their bytes are returned, because
-            a name such as `value` would decode the value even if the table has no column for it.
+    If `raw` is True, keys or values are decoded, and the result contains the names of the columns
+    with their bytes. A name such as `value` would decode the value even if the table has no column
+    for it.
     """
     return tuple(RAW_COLUMNS.get(name, name) if raw else name for name in RECORD_COLUMNS)
 
@@ -442,16 +441,17 @@ def read_rows(
     batches: BatchLimits = FOR_SPARK,
     set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task. Returns a report without times and files.
+    """Reads the slices of a task and calls `take` with every batch. Returns a report without times
+    and files.
 
     Args:
         number: Number of the task within the run.
         scan: The slices to read.
         job: Values that all tasks of the run share.
-        take: Called with every batch.
+        take: Receives the batches.
         needed: Columns that batches must have, in addition to the columns in the options.
         batches: Limits of a batch.
-        set_aside: Called with rows that cannot be decoded. `None` = raise an error for them.
+        set_aside: Called with rows that cannot be decoded. If `None`, such rows raise an error.
     """
     from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace

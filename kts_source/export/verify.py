@@ -67,8 +67,8 @@ class _Recorded:
 
     @property
     def has_restarts(self) -> bool:
-        """True if the table may have rows of an earlier topic with the same name. Offsets are then
-        not compared, because the offsets of the two topics overlap.
+        """True if the table may have rows of an earlier topic with the same name. Offsets are not
+        compared then, because the offsets of the two topics overlap.
         """
         if self.held is None:
             return True
@@ -144,8 +144,8 @@ def _verify_totals(
     contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
 ) -> tuple[str, ...]:
     """Compares only the total number of rows, because the columns of the table do not identify the
-    record of a row. Raises `DataLossError` if rows or a file are missing. Returns the result of
-    `verify`.
+    record of a row. Returns the sentences for `verify`. Raises `DataLossError` if rows or a file
+    are missing.
     """
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
@@ -297,8 +297,8 @@ class _Check:
     def _offsets(
         self, file: DataFile, topics: pa.Array
     ) -> Iterator[tuple[Owner, npt.NDArray[np.int64]]]:
-        """Reads a file batch by batch. For each partition in a batch, yields two values: topic and
-        partition, and the offsets of the rows.
+        """Reads a file batch by batch. Yields topic and partition, and the offsets of the rows, for
+        each partition in a batch.
         """
         try:
             for batch in _columns_of_file(self.contents, file):
@@ -320,11 +320,8 @@ class _Check:
     def _chunks(
         self, owner: Owner, offsets: npt.NDArray[np.int64], file: DataFile
     ) -> Iterator[tuple[_ChunkKey, npt.NDArray[np.uint8]]]:
-        """Splits the offsets of a batch into chunks. Yields two values for each chunk: its key, and
-        a bitmap of the offsets in it.
-
-        Raises:
-            ExportError: An offset is in the batch twice.
+        """Splits the offsets of a batch into chunks. Yields the key of each chunk, and a bitmap of
+        the offsets in it. Raises `ExportError` if an offset is in the batch twice.
         """
         ordered = np.sort(offsets)
         if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
