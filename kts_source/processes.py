@@ -26,7 +26,7 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
     Args:
         call: Picklable function; its arguments and results must be picklable, too.
         tasks: Arguments of the calls, one per call.
-        workers: Maximum number of processes.
+        workers: Maximum number of concurrent processes.
 
     Raises:
         BrokenProcessPool: A process died.

@@ -1,6 +1,6 @@
 """A scan as a `pyarrow.dataset.Dataset`, for DuckDB and other engines that can query datasets.
 
-pyarrow's own scanner for batches from Python reads ahead in threads of Arrow. If these threads call
+pyarrow's scanner for batches from Python reads ahead in threads of Arrow. If these threads call
 Python while the interpreter exits, the process hangs or aborts. Therefore `TierScanner` reads a
 batch only when its consumer requests one.
 """
@@ -73,8 +73,8 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         tier = kts_source.scan(source).to_dataset()
         duckdb.sql("select count(*) from tier where partition = 1")
 
-    If DuckDB passes a filter to a dataset, it does not evaluate the filter itself. So `TierDataset`
-    evaluates it for each row.
+    DuckDB does not evaluate the filters that it passes to a dataset. So `TierDataset` evaluates
+    them for each row.
 
     The methods of `pyarrow.dataset.Dataset` work. Some functions of pyarrow read a dataset without
     calling its methods, for example `Scanner.from_dataset` and `write_dataset`. They raise an
@@ -140,11 +140,8 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return TierDataset(self._scan, condition)
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[ds.Fragment]:
-        """Yields one fragment per task of the plan. Each fragment contains the rows of the task in
-        memory.
-
-        Args:
-            filter: Condition of the rows. Rows for which it is not true may be skipped.
+        """Yields one fragment per task of the plan, with the rows of the task in memory. `filter`
+        is only used to skip rows: some rows for which it is not true may be returned.
         """
         scan = self._scan
         if scan.is_limited:
@@ -234,8 +231,8 @@ class TierScanner:
             yield from batches
 
     def scan_batches(self) -> Iterator[ds.TaggedRecordBatch]:
-        """Yields the rows in batches. Each batch is returned with a fragment that contains the
-        batch in memory, as in pyarrow.
+        """Yields each batch together with a fragment that contains the batch in memory, as
+        pyarrow's method does.
         """
         for batch in self.to_batches():
             (fragment,) = ds.InMemoryDataset(batch).get_fragments()
@@ -298,8 +295,8 @@ class TierScanner:
         return chain(table.to_batches())
 
     def _padded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Adds the columns of the dataset that were not read, filled with nulls. They are needed
-        because expressions may refer to columns by number.
+        """Adds the columns of the dataset that were not read, filled with nulls, because
+        expressions may refer to columns by number.
         """
         if batch.schema.equals(self.dataset_schema):
             return batch
@@ -316,8 +313,8 @@ class TierScanner:
 
 
 def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | None) -> BaseScan:
-    """Returns a scan of only the columns that a query uses. The scan also skips rows for which
-    `condition` cannot be true, if `certain_part` can translate a part of it.
+    """Returns a scan of the columns that a query uses. If `certain_part` can translate a part of
+    `condition`, the scan skips rows for which this part is not true.
     """
     needed = set(scan.columns)
     if isinstance(columns, dict):
@@ -333,9 +330,7 @@ def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | 
 
 
 def _filtered(table: pa.Table, condition: pc.Expression | None) -> pa.Table:
-    """Returns the rows of a table for which `condition` is true. Evaluates it in the calling
-    thread.
-    """
+    """Returns the rows of a table for which `condition` is true. Does not start threads."""
     if condition is None:
         return table
     from pyarrow import acero

@@ -83,16 +83,13 @@ def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
 
 
 def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
-    """Drops terms of the outermost AND that Polars added as an optimization. `DataFrame.filter`
-    cannot evaluate these terms.
+    """Returns the terms of the outermost AND that `DataFrame.filter` can evaluate, combined by AND;
+    `None` if there are none.
 
-    Polars 1.3x and 1.4x derive such terms from the rows that a top-k operator has already received.
-    They are passed to a source as expressions that contain only a display text, and
-    `DataFrame.filter` panics on them. They can be dropped, because Polars applies them to the
-    result again.
-
-    Returns:
-        The other terms, combined by AND; `None` if all terms were dropped.
+    As an optimization, Polars 1.3x and 1.4x add terms that they derive from the rows that a top-k
+    operator has already received. A source gets these terms as expressions that contain only a
+    display text, and `DataFrame.filter` panics on them. They can be dropped, because Polars applies
+    them to the result again.
     """
     terms = list(_terms(predicate))
     kept = [term for term in terms if not _is_dynamic(term)]
@@ -132,8 +129,8 @@ def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
     """Translates the supported terms of a predicate to one condition. If the predicate is true for
     a row, the condition is also true for this row. Returns `None` if no term is supported.
 
-    It parses the JSON form of Polars expressions. The format of this JSON may change. Unknown terms
-    are ignored, because the whole predicate is applied to the rows again.
+    Parses the JSON form of Polars expressions, whose format may change. Unknown terms are ignored,
+    because the whole predicate is applied to the returned rows.
     """
     try:
         tree = json.loads(predicate.meta.serialize(format="json"))

@@ -69,8 +69,8 @@ __all__ = [
 
 
 class Travels(abc.ABCMeta):
-    """Metaclass of classes that Spark pickles. `load` unpickles these classes, so a worker without
-    this package raises an error that explains the problem.
+    """Metaclass of classes that Spark pickles. They are unpickled by `worker.load`, so a worker
+    without this package raises an error that explains the problem.
     """
 
 

@@ -77,8 +77,8 @@ def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
 def typed_as(
     schema: types.StructType | pa.Schema, formats: Sequence[ColumnFormat]
 ) -> tuple[ColumnFormat, ...]:
-    """Returns `formats` unchanged, except JSON formats without option `key.schema` or
-    `value.schema`. These formats get the type of their column in the user's `schema`.
+    """Returns `formats`, with a type for each JSON format that lacks option `key.schema` or
+    `value.schema`: the type of the column in the user's `schema`.
 
     Raises:
         InvalidOptionError: The schema lacks a column that needs a type, or the column has a type to
@@ -248,10 +248,10 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 def register(spark: SparkSession) -> None:
     """Registers the format `tiered-kafka` in a session. Does not fail if it is already registered.
 
-    Spark imports the module `pyspark_tiered_kafka` if it is installed, and registers the format
-    from it. Spark 4.0 then refuses to register the format again (`DATA_SOURCE_ALREADY_EXISTS`),
-    which this function ignores; later versions replace the registration and log a warning, which
-    this function hides. The new registration passes `spark.executorEnv.*` to Python.
+    Spark registers the format automatically if the module `pyspark_tiered_kafka` is installed.
+    Spark 4.0 then refuses a second registration (`DATA_SOURCE_ALREADY_EXISTS`); this function
+    ignores the error. Later versions replace the registration and log a warning; this function
+    hides the warning. Only the second registration passes `spark.executorEnv.*` to Python.
 
     Args:
         spark: The session. Other sessions of the same application are not changed.

@@ -1,4 +1,4 @@
-"""Registers data source classes again without a warning of Spark."""
+"""Replaces registered data source classes without Spark's warning."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ _MANAGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 @contextmanager
 def replacing_quietly(spark: SparkSession) -> Iterator[None]:
-    """Hides Spark's warning that a data source replaced a registered one, while the block runs.
-
-    The package replaces its own classes on purpose. Does nothing if the session gives no access to
-    its JVM.
+    """While the block runs, hides Spark's warning that a new data source replaces a registered one.
+    Does nothing if the session gives no access to its JVM.
     """
     try:
         log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001

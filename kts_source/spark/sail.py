@@ -1,12 +1,12 @@
-"""Defines readers for Sail, which runs all tasks in threads of its own process, and pushes filters
-down.
+"""Defines readers for Sail, an engine that runs all tasks in threads of its own process, and passes
+filters to the readers.
 
 Sail receives the batches of a task through a channel for 16 batches, and holds the GIL while the
 channel is full. The consumer of the channel may need the GIL to continue, for example to run a
 Python function. So a full channel can cause a deadlock. To avoid this, tasks are small and return
-at most `MAX_BATCHES` batches, so a task never fills its channel. `_turns` limits how many tasks
-decode at a time. Waiting for it cannot cause a deadlock, because a task that decodes never waits
-for Sail.
+at most `MAX_BATCHES` batches, so a task never fills its channel. The semaphore `_turns` limits how
+many tasks decode concurrently. Waiting for the semaphore cannot cause a deadlock, because its
+holder never waits for Sail.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     as one batch.
 
     Raises:
-        InvalidOptionError: The other rows do not fit into one batch. More batches might fill the
-            channel, and the query would never end.
+        InvalidOptionError: The remaining rows do not fit into one batch. More batches might fill
+            the channel, and the query would never end.
     """
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
 """Raises the errors of tasks on the driver with their own class.
 
 Spark returns only the text of a Python exception. So a task adds a note to its error: the class and
-the attributes as one line of JSON, without credentials, like the text of the error itself. Python
-prints notes after the message, so Spark transfers it with the traceback.
+the attributes as one line of JSON, without credentials. Python prints notes after the message, so
+Spark transfers the note with the traceback.
 """
 
 from __future__ import annotations
