@@ -1,8 +1,8 @@
-"""`kts demo`: shows on a small sample tier what the package does.
+"""`kts demo`: prints a plan, rows and sums of a sample tier, read with this package.
 
-The sample tier has the orders of a shop. `--all` reads the tier that a real broker wrote for the
-tests, with topics of all kinds. This tier is in the source repository but not in the wheel.
-`--path` selects another tier.
+By default, the command writes a sample tier with the orders of a shop. `--all` reads the tier of
+the test suite, which a broker wrote and which has transactional, compressed and encrypted topics.
+It is in the source repository but not in the wheel. `--path` reads any other tier.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _sample_options() -> dict[str, str]:
 
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
-    """Plans and reads the whole tier in this process, prints a summary, and returns the topics."""
+    """Plans and reads the whole tier in this process, and prints a summary. Returns the topics."""
     from segment_format.kernels.native import load_kernel
 
     scan_options = parse_options(options)
@@ -201,8 +201,8 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
 @contextmanager
 def _held_back_stderr(file: Path) -> Iterator[None]:
-    """Redirects stderr of this process and its children to a file while the block runs. After an
-    error, prints the file to stderr.
+    """While the block runs, redirects stderr of this process and its children to a file. If the
+    block raises an error, prints the file to stderr.
     """
     sys.stderr.flush()
     kept = os.dup(2)

@@ -1,7 +1,7 @@
-"""Settings that commands use if no flag sets them: environment variables and profiles.
+"""Default values of options for commands: environment variables and profiles.
 
-`KTS_KEY_PREFIX` sets the option of the flag `--key-prefix`, and so on. A profile is a table of the
-file `tiered-kafka/config.toml` in `$XDG_CONFIG_HOME` (by default `~/.config`):
+For example, `KTS_KEY_PREFIX` sets the option of the flag `--key-prefix`. A profile is a table of
+the file `tiered-kafka/config.toml` in `$XDG_CONFIG_HOME` (by default `~/.config`):
 
     [default]
     path = "s3://bucket"
@@ -49,10 +49,10 @@ _CREDENTIAL: Final = re.compile(
 
 
 def with_defaults(options: Mapping[str, str], profile: str | None) -> dict[str, str]:
-    """Returns the options, and options of the environment and the profile that they lack.
+    """Returns `options`, with added options from the environment and from the profile.
 
-    An option is not added if `options` contain another option with the same purpose. For example,
-    `assign` replaces `subscribe`.
+    An option is not added if `options` contain it, or contain an alternative to it. For example,
+    `subscribe` is not added to options with `assign`.
 
     Args:
         options: Options that the user set by flags.
@@ -137,7 +137,9 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields names and values of a table. `s3.region = …` is a table `s3` in TOML."""
+    """Yields names and values of a table, including nested tables: TOML parses `s3.region = …` as a
+    table `s3`.
+    """
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _settings(value, f"{prefix}{key}.")

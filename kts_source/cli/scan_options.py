@@ -52,11 +52,12 @@ def scan_options(
     flags, by the environment, or in the profile.
 
     Args:
-        arguments: The positional arguments in order: `path`, then `topic`, then `target`. The
-            command gets the last one as parameter `target`.
+        arguments: The positional arguments in order, from `path`, `topic` and `target`. Only
+            `target` is passed to the command as a parameter.
         essential: Names of options that `--help` shows.
         every_topic: If True, the command selects all topics by default.
-        by_option_only: Options without an own flag, because the command has a flag with this name.
+        by_option_only: Options that get no flag here, because the command defines a flag with this
+            name.
     """
     flags = [option for option in SOURCE_FLAGS.values() if option.name not in by_option_only]
 
@@ -177,7 +178,7 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
 
 
 class _Printable(logging.Formatter):
-    """Names flags in log messages, and escapes control characters."""
+    """Replaces names of options by flags in log messages, and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message of a record as printable text."""

@@ -1,4 +1,4 @@
-"""Shows on the orders of a sample shop what the package does."""
+"""Shows rows, a filter and monthly sums of the orders of a sample shop."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def sample_folder() -> Path:
 
 
 def write_shop(folder: Path) -> dict[str, str]:
-    """Writes the tier, and returns the options that read the orders. Writes the same objects each
-    time.
+    """Writes the tier, and returns the options that read the orders. Every call writes identical
+    objects.
     """
     shutil.rmtree(folder / "tiered", ignore_errors=True)  # another version wrote other objects
     shop = SampleShop(str(folder))
@@ -44,7 +44,7 @@ def write_shop(folder: Path) -> dict[str, str]:
 
 
 def show_tier(options: Mapping[str, str]) -> None:
-    """Prints what the tier contains."""
+    """Prints the segments of the tier."""
     described = describe({name: options[name] for name in ("path", "keyPrefix", "subscribe")})
     print(f"1. What the tier at {options['path']} contains\n")
     names = ("topic", "partition", "log_start", "tier_end", "segments")
@@ -62,7 +62,7 @@ def show_orders(orders: Scan) -> None:
 
 
 def show_large_orders(orders: Scan) -> None:
-    """Prints three of the orders that satisfy `CONDITION`, and how many do."""
+    """Prints three of the orders that satisfy `CONDITION`, and the number of all such orders."""
     large = orders.where(CONDITION)
     print(f"\n3. Large orders from Switzerland: where({CONDITION!r})\n")
     _print_orders(large.limit(3).to_table().to_pylist())

@@ -42,8 +42,8 @@ def ray_dataset(scan: BaseScan, **arguments: Any) -> ray.data.Dataset:  # noqa: 
 
 
 class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
-    """Data source for Ray. Ray passes it the columns and the condition of a query, and relies on it
-    to apply the condition.
+    """Data source for Ray. Ray passes the columns and the condition of a query to this class, which
+    must apply the condition.
     """
 
     def __init__(self, scan: BaseScan) -> None:

@@ -100,7 +100,7 @@ def fetch_options(
     Args:
         values: Parsed options by name.
         storage: Options `s3.*` and `storageOptions` of the first store, by name in lower case.
-        fallback: Options of the mirror's store, named like those in `storage`. For the mirror, they
+        fallback: Options of the mirror's store, with the names of `storage`. For the mirror, they
             override `storage`.
 
     Raises:
@@ -137,7 +137,7 @@ _SCHEMAS: Final = CacheLimits(64 << 20, None)
 
 
 def _or_no_bound(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
-    """Returns a parser that accepts −1, which means no limit, and otherwise parses like `parse`."""
+    """Returns a parser that accepts −1 (no limit), and otherwise calls `parse`."""
 
     def parse_bound(name: str, text: str) -> int:
         if text.strip() == f"{_NO_BOUND}":
@@ -203,7 +203,6 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
     """Builds the settings of the disk caches from parsed options.
 
     Args:
-        values: Parsed options by name.
         patience_seconds: Seconds to wait for another task that fetches the same range into the
             cache.
 

@@ -157,8 +157,8 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
 
 
 def parse_partition_number(name: str, value: object) -> int:
-    """Parses a partition number from JSON. Accepts a number, and also a text, because keys of JSON
-    objects are texts.
+    """Parses a partition number in JSON. Also accepts a text, because keys of JSON objects are
+    texts.
     """
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
         value = int(value)

@@ -108,7 +108,7 @@ class ScanOptions:
             topics.
         starting: Lower bound of the read offsets, inclusive.
         ending: Upper bound of the read offsets, exclusive.
-        columns: Columns of the table, in order.
+        columns: Columns of the rows, in order.
         target_partition_bytes: Target size of a Spark partition in original bytes (after decryption
             and decompression of chunks).
         storage: Credentials and settings of the store.
@@ -127,7 +127,7 @@ class ScanOptions:
         brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
         tail: True to read up to the end of the brokers' log; false to end where the tier ends.
         broker_fallback: True to read records from brokers if the store does not return them.
-        stream: Settings of streams; no effect in a batch.
+        stream: Settings of streams; not used in a batch.
         formats: Formats of decoded keys and values.
     """
 
@@ -190,7 +190,7 @@ def parse_any_options(source: Options) -> ScanOptions:
     """Checks the options of a batch or a stream, and converts their texts to typed values.
 
     Args:
-        source: Text or value of each option, by its name. Upper and lower case are equal.
+        source: Text or value of each option, by name. Names are case-insensitive.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
@@ -281,11 +281,8 @@ def _refuse(texts: Mapping[str, str], spelled: Mapping[str, str]) -> None:
 
 
 def _parse_known(texts: Mapping[str, str], spelled: Mapping[str, str]) -> dict[str, Any]:
-    """Parses the options of the table.
-
-    Args:
-        texts: Text of each option, by its name in lower case.
-        spelled: The user's spelling of each name, by the name in lower case.
+    """Parses the options of the table. `texts` contains the text of each option by its name in
+    lower case, and `spelled` the user's spelling of each name.
     """
     for name, text in texts.items():
         if name not in _BY_LOWER_NAME:
@@ -363,11 +360,11 @@ def _columns(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> tupl
 def checked_columns(
     option: str, names: Sequence[str], formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
-    """Returns the names of requested columns, spelled as in the table.
+    """Returns the names of requested columns in their exact spelling.
 
     Args:
-        option: The option that names them, for errors.
-        names: Names in the requested order. Upper and lower case are equal.
+        option: The option that contains the names, for errors.
+        names: Names in the requested order, case-insensitive.
         formats: Formats of decoded keys and values.
 
     Raises:
@@ -397,7 +394,7 @@ def parse_options(source: Options) -> ScanOptions:
     """Checks the options of one batch `load()`, and converts their texts to typed values.
 
     Args:
-        source: Text or value of each option, by its name. Upper and lower case are equal.
+        source: Text or value of each option, by name. Names are case-insensitive.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
@@ -408,8 +405,7 @@ def parse_options(source: Options) -> ScanOptions:
 
 
 def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> ScanOptions:
-    """Returns the checked options of one batch `load()`. Options that are already checked are
-    returned unchanged.
+    """Returns the checked options of one batch `load()`. Returns `ScanOptions` unchanged.
 
     Args:
         source: Options, or the path of the tier.
@@ -417,7 +413,7 @@ def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> Scan
 
     Raises:
         InvalidOptionError: See `parse_options`.
-        TypeError: Options are added to options that are already checked.
+        TypeError: `source` is a `ScanOptions` and `more` is not empty.
     """
     if isinstance(source, ScanOptions):
         if more:
@@ -465,7 +461,7 @@ def check_for_stream(options: ScanOptions) -> None:
 
 def refuse_durations(options: ScanOptions, names: AbstractSet[str], reason: str) -> None:
     """Raises InvalidOptionError if one of the options in `names` has a duration before the current
-    time. `reason` explains why the meaning of the option must not change between runs.
+    time, which would mean another time in each run. `reason` explains why this is not allowed.
     """
     for name in sorted(options.durations & names):
         raise InvalidOptionError(
@@ -477,7 +473,7 @@ def refuse_durations(options: ScanOptions, names: AbstractSet[str], reason: str)
 def _tier_values(
     values: Mapping[str, Any], storage_texts: Mapping[str, str], *, has_brokers: bool
 ) -> dict[str, Any]:
-    """Returns the attributes of `ScanOptions` that say where records are stored."""
+    """Returns the attributes of `ScanOptions` that determine where records are stored."""
     _check_path(values, has_brokers=has_brokers)
     path = values["path"] or ""
     disk_paths: tuple[str, ...] = ()

@@ -95,7 +95,7 @@ class ColumnFormat:
 
     @property
     def needs_type(self) -> bool:
-        """True if the type must be inferred from a sample, see `planning.infer_types`."""
+        """True if the type must be inferred from a sample; see `planning.infer_types`."""
         return self.format in (JSON, JSON_CONFLUENT) and not self.schema
 
     @property
@@ -280,7 +280,6 @@ def column_formats(
     """Returns the formats of the decoded columns.
 
     Args:
-        values: Parsed options by name.
         set_options: Names of the options that the user set, in lower case.
         selection: Topics to read.
         cache: Settings of the caches on disk.
@@ -351,9 +350,8 @@ def _column_format(
 def _registry(
     column: str, form: str, values: Mapping[str, Any], selection: Selection, cache: CacheSettings
 ) -> tuple[RegistryPlace | None, str | None]:
-    """Returns two values: the registry or folder with the schemas of a column, and the subject. The
-    first value is `None` if no option names a location. The second is `None` if the format or the
-    location has no subjects.
+    """Returns two values: the registry or folder with the schemas of a column (`None` if no option
+    names a location), and the subject (`None` if the format or the location has no subjects).
     """
     registry = registry_place(column, values, cache)
     if form == AVRO_GLUE and registry is not None and registry.is_url:
@@ -396,8 +394,8 @@ def fields_of_formats(formats: Iterable[ColumnFormat]) -> Mapping[str, FindField
 
 
 def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnFormat:
-    """Returns the format of a column reduced to the fields in `paths`. The names in `paths` must be
-    exact, as the functions of `fields_of_formats` return them.
+    """Returns the format of a column, reduced to the fields in `paths`. The names in `paths` must
+    be spelled exactly as in the schema.
     """
     needed = {_needed_by_field(form, path) for path in paths}
     fields = tuple(sorted(".".join(path) for path in needed))

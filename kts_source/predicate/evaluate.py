@@ -182,8 +182,7 @@ _PARTS: Final[dict[Part, Callable[..., Any]]] = {
 def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """Returns a mask of the rows for which the predicate is true; `None` if there are no such rows.
 
-    The batch must have the columns of `columns_of(predicate)`, with the types that they have in the
-    table.
+    The batch must have the columns of `columns_of(predicate)`, with the types that scans return.
     """
     terms = predicate.terms if isinstance(predicate, And) else (predicate,)
     mask = None

@@ -112,8 +112,8 @@ def instant(text: str, zone: tzinfo | None) -> int:
     12:00` or `2024-01-31T12:00:00.000000 +02:00`. The time zone in the text is optional; the
     default is `zone`.
 
-    As in Spark, if a clock change skips the local time, the offset before the change is used. If
-    the local time occurs twice, the first of the two times is used.
+    If a clock change skips or repeats the local time, the UTC offset before the change is used, as
+    in Spark.
 
     Raises:
         ValueError: The text is not a timestamp, or it has no time zone and `zone` is `None`.
@@ -210,8 +210,8 @@ Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | dat
 
 
 def read_as(operand: Operand, kind: Kind) -> Operand | None:
-    """Returns the operand converted to a kind that is the same or wider; `None` if this is
-    impossible.
+    """Returns the operand converted to `kind`; `None` if `kind` is neither the operand's kind nor a
+    wider kind.
     """
     if operand.kind is kind:
         return operand
@@ -232,8 +232,8 @@ def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
 def with_literals(
     operand: Operand, literals: Sequence[Literal], zone: tzinfo | None
 ) -> tuple[Operand, tuple[Value, ...]]:
-    """Returns two values: the operand, and the values of the literals. Both are converted to a
-    common kind, so that they can be compared.
+    """Converts the operand and the values of the literals to a common kind, so that they can be
+    compared. Returns both.
 
     Args:
         operand: The column or field.
@@ -325,13 +325,13 @@ class SqlText:
         return trees[0]
 
     def string(self, node: exp.Literal) -> str:
-        """Returns a string literal with its quotes, as it was before it was replaced by a
-        placeholder.
-        """
+        """Returns the original string literal, with quotes, in place of a placeholder."""
         return self._strings.get(node.this, f"'{node.this}'")
 
     def of(self, node: exp.Expr) -> str:
-        """Returns the SQL text of a node of the tree, with the original string literals."""
+        """Returns the SQL text of a node of the tree, with string literals in place of
+        placeholders.
+        """
         copy = node.copy()
         for literal in list(copy.find_all(exp.Literal)):
             if literal.this in self._strings:

@@ -45,9 +45,7 @@ MAX_INT64: Final = (1 << 63) - 1
 
 
 class Kind(Enum):
-    """Kind of an operand or literal. Only operands and literals of the same kind can be
-    compared.
-    """
+    """Kind of an operand or literal. Only values of equal kinds can be compared."""
 
     BYTES = "bytes"
     NUMBER = "a whole number"
@@ -99,7 +97,7 @@ _FLIPPED: Final = {Op.LT: Op.GT, Op.LE: Op.GE, Op.GT: Op.LT, Op.GE: Op.LE}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table. Its name is a key of `KINDS`."""
+    """A column of records. The name is a key of `KINDS`."""
 
     name: str
 
@@ -110,7 +108,7 @@ class Column:
 
     @property
     def source(self) -> str:
-        """Name of the table column that contains the values."""
+        """Name of the column of a batch that contains the values."""
         return self.name
 
 

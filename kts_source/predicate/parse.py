@@ -133,7 +133,7 @@ def parse_predicate(
             `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
         zone: Time zone for timestamp literals that have no time zone.
         option: Name of the option that has the text, for errors.
-        fields: For each decoded column, by name, a function that finds its fields.
+        fields: For each decoded column, by name, a function that finds a field of the column.
 
     Raises:
         InvalidOptionError: The text is not a condition, or contains unsupported syntax. The error
@@ -384,8 +384,8 @@ class _Parser:
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
-    """Returns the terms of nested ANDs, or of nested ORs, from left to right. Does not use
-    recursion, because the nesting may be very deep.
+    """Returns the terms of nested ANDs, or of nested ORs, from left to right, without recursion,
+    because the nesting may be very deep.
     """
     terms: list[exp.Expr] = []
     rest = node

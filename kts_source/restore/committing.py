@@ -1,9 +1,9 @@
-"""Hands restored topics over to producers and consumers: producer ids, offsets of groups, and
-configurations.
+"""Prepares the new cluster for producers and consumers after a restore: producer ids, offsets of
+groups, and configurations.
 
-The new cluster assigns producer ids from 0 on, but the restored log has ids of the old cluster. A
-replica that has seen such an id rejects the new producer that gets it. So ids up to the highest old
-id are used up on every broker.
+The new cluster assigns producer ids from 0 on, but the restored log contains producer ids of the
+old cluster. If a new producer gets an id that a replica has read in the log, the replica rejects
+its records. So all ids up to the highest id of the old cluster are used up on every broker.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def commit_restore(
     configs: Mapping[str, str],
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> list[str]:
-    """Verifies the restored topics again, and then releases them. Call it when the partitions are
-    on their final brokers, and before producers and consumers start. It may be repeated.
+    """Verifies the restored topics again, and then prepares them for producers and consumers. Call
+    it when the partitions are on their final brokers, and before producers and consumers start. It
+    may be repeated.
 
     Args:
         plan_path: Path of the plan file.
@@ -53,7 +54,7 @@ def commit_restore(
         groups: Committed offsets: by group, topic in the tier, and partition.
 
     Returns:
-        What was done, for the operator.
+        The changes, as texts for the operator.
 
     Raises:
         InvalidOptionError: The restore is not written, the brokers have other rows, or a group or
@@ -88,8 +89,8 @@ def clamped_offsets(
     journal: Journal,
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
-    """Returns two values: the offsets to commit, by group and target partition, inside the restored
-    logs; and a line for each offset that was changed.
+    """Limits the committed offsets of groups to the restored logs. Returns two values: the offsets
+    to commit, by group and target partition, and a line for each offset that was changed.
 
     Raises:
         InvalidOptionError: A partition is not in the plan.
@@ -250,7 +251,9 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
 
 
 def _repeated(attempt: Callable[[], Iterable[int]]) -> None:
-    """Calls `attempt` until it returns no error code. Raises the first lasting error."""
+    """Calls `attempt` until it returns no error code. Raises the first error that a retry cannot
+    resolve.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         codes = {code for code in attempt() if code}

@@ -1,4 +1,4 @@
-"""Records the finished steps of a restore, so that a killed restore continues.
+"""Records the finished steps of a restore, so that a killed restore can be continued.
 
 The journal is the file `<plan>.journal`, a line of JSON per step:
 
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """The finished steps of one plan. A last line without a line feed is from a killed process and
-    is removed.
+    """The finished steps of one plan. If the last line has no line feed, a killed process wrote it,
+    and it is removed.
 
     Args:
         plan_path: Path of the plan file.
-        plan: The plan.
 
     Raises:
         InvalidOptionError: The journal cannot be read, or belongs to another plan.
@@ -70,7 +69,7 @@ class Journal:
             )
 
     def add(self, step: str, **facts: Any) -> dict[str, Any]:  # noqa: ANN401  # values of JSON
-        """Appends a step, waits until it is on the disk, and returns it."""
+        """Appends a step to the file, syncs the file, and returns the step."""
         entry = {"step": step, **facts}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

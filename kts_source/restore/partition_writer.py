@@ -1,9 +1,9 @@
-"""Writes the log of one partition: the original batches of the tier, and side files that the broker
-loads without a scan.
+"""Writes the log of one partition: the original batches of the tier, and side files, so that the
+broker need not rebuild them from the log.
 
-Transaction indexes and the last producer snapshot are computed from the batches. The snapshot is
-empty: after the restore no transaction is open, and the broker forgets the producers of the old
-cluster, whose ids the new cluster assigns again.
+Transaction indexes are computed from the batches. The last producer snapshot is empty: after the
+restore no transaction is open, and the broker must forget the producers of the old cluster, because
+the new cluster assigns their ids again.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class PartitionWriter:
 
     Args:
         folder: Folder of the partition. Temporary files of an earlier attempt are removed.
-        restore: Plan of the restore.
-        plan: Plan of the scan.
-        undecided: What happens to transactions that are open at the end.
+        undecided: `refuse` or `abort` transactions that are open at the end.
 
     Attributes:
         files: Size of each written file, by its final name.
@@ -91,8 +89,8 @@ class PartitionWriter:
         self._add(f"{self.end:020d}.snapshot", write_producer_snapshot(()))
 
     def _kept_bytes(self, file: BinaryIO, span: SegmentRange, *, is_first: bool) -> tuple[int, int]:
-        """Returns the byte range of the batches to keep. The first segment keeps a batch that
-        contains the log start.
+        """Returns the byte range of the batches to keep. In the first segment, this includes the
+        batch that contains the log start.
         """
         if (span.start, span.stop) == (span.segment.start_offset, span.segment.stop_offset):
             return 0, _size(file)
@@ -111,8 +109,8 @@ class PartitionWriter:
         return (batches.position if start is None else start), batches.position
 
     def _finish(self, file: BinaryIO, base: int, *, is_last: bool) -> None:
-        """Checks all batches of a segment, appends what the restore adds, and writes the side
-        files.
+        """Checks all batches of a segment, appends abort markers and the batch up to `resume_at`,
+        and writes the side files.
         """
         side_files = RebuiltSideFiles(base, _size(file), self._open)
         batches = self._batches(file, base, None, check_crcs=True)

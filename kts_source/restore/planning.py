@@ -37,7 +37,8 @@ _NOT_ALLOWED: Final = (
 
 
 def source_options(options: Mapping[str, str]) -> ScanOptions:
-    """Returns the checked options of the tier. The restore determines offsets and isolation level.
+    """Returns the checked options of the tier, with the offsets and the isolation level of a
+    restore.
 
     Raises:
         InvalidOptionError: An option is invalid, or limits the offsets, or names brokers.
@@ -67,8 +68,8 @@ def plan_restore(
     Args:
         options: Options of the tier.
         target: Options `kafka.*` of the new cluster.
-        undecided: What happens to transactions without a known end. `refuse`: the plan is refused.
-            `abort`: they are aborted.
+        undecided: Handling of transactions without a known end. `refuse`: the plan is refused.
+            `abort`: the transactions are aborted.
         rename: Name in the new cluster, by name in the tier.
         resume_at: Minimum offset of the next record, by topic in the tier and partition.
 

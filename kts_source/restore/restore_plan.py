@@ -19,10 +19,9 @@ class PartitionRestore:
     """The part of a restore that concerns one partition.
 
     Attributes:
-        topic: Topic in the tier.
         topic_id: Topic id in the tier.
         target_topic: Topic in the new cluster.
-        partition: Partition number, the same in the tier and in the new cluster.
+        partition: Partition number in the tier and in the new cluster.
         log_start: First offset that consumers may see.
         stop: One past the last offset of the tier.
         resume_at: Minimum offset of the next record. If it is above the end of the restored log, an
@@ -30,7 +29,7 @@ class PartitionRestore:
         stable_stop: One past the last offset whose transactions are all decided.
         max_epoch: Highest leader epoch in the tier; −1 if the tier records none.
         segments: Number of segments.
-        bytes: Size of the original segments.
+        bytes: Size of the original segments in bytes.
         fingerprint: Digest of the names, versions and offset ranges of the segments.
         undecided: Producer id and first offset of each open transaction, oldest first.
     """
@@ -51,7 +50,8 @@ class PartitionRestore:
 
     @property
     def name(self) -> str:
-        """Target topic and partition, as the broker names its folder."""
+        """Target topic and partition in the form in which the broker names the partition's folder.
+        """
         return f"{self.target_topic}-{self.partition}"
 
 
@@ -65,7 +65,7 @@ class RestorePlan:
         cluster_id: Id of the new cluster.
         node_id: Id of the broker that gets the files; −1 if the replicas are on several brokers.
         target_ids: Topic id of each target topic in the new cluster.
-        undecided: What happens to undecided transactions: one of `UNDECIDED_POLICIES`.
+        undecided: Handling of transactions without a known end: one of `UNDECIDED_POLICIES`.
         partitions: The partitions, ascending by topic and number.
         refusals: Reasons why the plan must not be executed. Empty if it may be executed.
         notes: Facts that the operator should know.

@@ -1,5 +1,5 @@
-"""Asks the new cluster about the topics that a restore will fill, and checks that they are ready
-for it.
+"""Queries the new cluster about the topics that a restore will fill, and checks that they are
+ready.
 """
 
 from __future__ import annotations

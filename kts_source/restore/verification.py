@@ -1,5 +1,5 @@
-"""Compares the restored topics on the brokers with the restored log directory, and reports the
-state of a restore.
+"""Compares the topics on the brokers with the restored log directory, and reports the finished
+steps of a restore.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def verify_restore(plan_path: str, target: Mapping[str, str]) -> list[str]:
         target: Options `kafka.*` of the new cluster.
 
     Returns:
-        The differences. If there are none, the journal records it.
+        The differences. If there are none, the journal records the step `verified`.
 
     Raises:
         InvalidOptionError: The restore is not written.

@@ -87,7 +87,9 @@ def write_restore(
 
 
 def _unchanged(plan: RestorePlan, options: ScanOptions) -> dict[tuple[str, int], PartitionPlan]:
-    """Plans the tier again, and checks that it has the planned segments."""
+    """Plans the tier again, and checks that it has the segments in `plan`. Returns the new plan of
+    each partition.
+    """
     errors: list[str] = []
     scan = plan_source(options, errors)
     found = {(each.topic, each.partition): each for each in scan.partitions}
@@ -159,8 +161,8 @@ def _checked_digests(
     """Compares the rows on the disk with the rows of the tier, and returns the digests of the rows
     on the disk.
 
-    In `read_committed`, rows at or after an undecided transaction are not compared, because a read
-    of the tier ends there.
+    In `read_committed`, rows from the first transaction without a known end on are not compared,
+    because a read of the tier ends before them.
     """
     digests = {}
     for level in LEVELS:
