@@ -94,8 +94,8 @@ def iter_arrow(
 
     Args:
         buffer: Entries of magic 0, 1 and 2, one after the other as in a `.log` file.
-        columns: Names in `RECORD_COLUMNS` and `LINEAGE_COLUMNS`; `RECORD_COLUMNS` by default. Other
-            fields are not decoded if possible.
+        columns: Names in `RECORD_COLUMNS` and `LINEAGE_COLUMNS`; `RECORD_COLUMNS` by default. Most
+            fields of other columns are skipped without decoding.
         start_offset: First offset to return, inclusive; None if there is no lower bound.
         stop_offset: End of the offsets to return, exclusive; None if there is no upper bound.
         aborted: Aborted transactions, whose batches are skipped (`read_committed`).
@@ -103,8 +103,8 @@ def iter_arrow(
         max_rows: Maximum number of rows in a batch.
 
     Yields:
-        Batches with the schema `record_schema(columns)`. Rows are in stored order. Their memory is
-        independent of `buffer`.
+        Batches with the schema `record_schema(columns)`. Rows are in stored order. The batches do
+        not refer to the memory of `buffer`.
 
     Raises:
         SegmentFormatError: The bytes are invalid. The `position` of the error counts from the start

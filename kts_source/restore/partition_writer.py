@@ -45,7 +45,8 @@ class PartitionWriter:
 
     Args:
         folder: Folder of the partition. Temporary files of an earlier attempt are removed.
-        undecided: `refuse` or `abort` transactions that are open at the end.
+        undecided: If it is `abort`, abort markers are appended for transactions that are open at
+            the end. Otherwise such transactions are an error.
 
     Attributes:
         files: Size of each written file, by its final name.

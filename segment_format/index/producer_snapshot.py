@@ -44,7 +44,6 @@ class ProducerStateEntry:
 
     Attributes:
         producer_id: Id of the producer.
-        producer_epoch: Epoch of the producer.
         last_sequence: Last sequence number written, −1 if it wrote only markers.
         last_offset: Offset of the last record written, −1 if it wrote only markers.
         offset_delta: Difference between the last and the first offset of the last batch.

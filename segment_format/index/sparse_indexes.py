@@ -194,8 +194,8 @@ class TimeIndex(ArrayValue):
         base_offset)` if there is none.
 
         All records with a timestamp above `timestamp` are in the batch of the returned entry or in
-        later batches. Records with exactly the timestamp `timestamp` are there, too, unless the
-        returned entry has this timestamp. Then they may also be in earlier batches.
+        later batches. Records with the timestamp `timestamp` may also be in earlier batches, but
+        only if the returned entry has this timestamp.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

@@ -1,7 +1,7 @@
-"""Compiles kernels with numba when they are first used, where there is no library of kernels.
+"""Compiles kernels with numba when they are first used, for platforms without a library of kernels.
 
-Numba caches the machine code in the user's cache folder, in a folder of its own for each version
-of the sources. If this folder cannot be written, each process compiles the kernels.
+Numba caches the machine code in the user's cache folder, in a separate subfolder for each version
+of the sources. If the subfolder cannot be written, each process compiles the kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ def compile_kernel(name: str, module: str, signature: str, reason: str) -> Calla
     """Returns a kernel that numba compiles now, or has compiled before.
 
     Args:
-        name: Name of the kernel.
         module: Module below `segment_format` that defines it.
         signature: Types of the result and of the parameters.
         reason: Why the kernel is not taken from the library.
@@ -53,8 +52,8 @@ def compile_kernel(name: str, module: str, signature: str, reason: str) -> Calla
 
 
 def _cache_folder() -> Path | None:
-    """Returns the folder for the machine code of these sources, or `None` if other users could
-    write it.
+    """Returns the folder for the machine code of these sources; `None` if other users could write
+    to it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     digest = hashlib.sha256()

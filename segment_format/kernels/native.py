@@ -133,7 +133,8 @@ def symbol(variant: str, name: str) -> str:
 
 @lru_cache(1)
 def _library() -> tuple[ctypes.CDLL, str] | str:
-    """Returns the library and the variant for this CPU, or the reason why there is none."""
+    """Returns the library and the variant for this CPU, or the reason why no library can be used.
+    """
     wanted = os.environ.get("KTS_KERNELS")
     if wanted == JIT:
         return f"KTS_KERNELS={JIT}"
@@ -177,8 +178,8 @@ def source_digest(source: bytes) -> str:
 
 
 def code_digest(source: bytes) -> str:
-    """Returns a digest of a source file that its comments and docstrings do not change. Slow, so
-    only used if the file has changed.
+    """Returns a digest of a source file without comments and docstrings. Slow, so it is only used
+    if the file has changed.
     """
     import tokenize
 
