@@ -316,7 +316,7 @@ def _wrong_crc(address: Address, size: Value, frame: Frame) -> Value:
 @helper
 def _check_skipped(source: Address, frame: Frame) -> Value:
     """Returns whether the last batch that was skipped because of its offsets has a wrong checksum.
-    Returns False if this was already checked.
+    Computes the checksum only once.
     """
     size = frame[c.SKIPPED_SIZE]
     if size != 0:

@@ -37,10 +37,8 @@ class CustomMetadata:
 
 
 def parse_custom_metadata(data: bytes | None) -> CustomMetadata:
-    """Parses the custom metadata of a segment. Ignores unknown fields.
-
-    Args:
-        data: Bytes from the metadata record. `None` or no bytes mean that there are no fields.
+    """Parses the custom metadata of a segment. `None` or no bytes mean that it has no fields.
+    Ignores unknown fields.
 
     Raises:
         InvalidManifestError: The bytes are not a section of tagged fields, or a field is invalid.

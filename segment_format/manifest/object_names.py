@@ -28,8 +28,8 @@ A broker's log directory (`UnifiedLog.parseTopicPartitionName`, `LogFileUtils`, 
 
 The offset is the segment's base offset. For a snapshot it is the last offset that the snapshot
 covers, plus 1. Brokers format the 20 digits by their locale (Arabic-Indic digits under `ar_EG`).
-The parser accepts the digits of every script, because an unrecognized name would mean that rows are
-missing without an error.
+The parser accepts the digits of every script, because rows of a file with an unrecognized name
+would be missing without an error.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def parse_log_file_name(name: str) -> LogFileName | None:
 
 
 def _split_topic_id(name: str) -> tuple[str, uuid.UUID] | None:
-    """Splits `<text>-<topic id>` at the dash before the id. Returns the text and the id; `None` if
-    `name` has another form.
+    """Splits `<text>-<topic id>` before the id. Returns the text and the id; `None` if `name` has
+    another form.
     """
     before, dash = name[: -UUID_TEXT_LENGTH - 1], name[-UUID_TEXT_LENGTH - 1 : -UUID_TEXT_LENGTH]
     try:

@@ -52,8 +52,8 @@ class RemotePartitionDeleteState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicIdPartition:
-    """A partition of a topic. It contains the topic id, too, because a topic that is deleted and
-    created again has a new id.
+    """A partition of a topic. The topic id is needed, because a topic that is deleted and created
+    again gets a new id.
     """
 
     topic: str
@@ -141,9 +141,9 @@ class RemotePartitionDelete:
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentMetadataSnapshot:
     """A segment in the local snapshot file that brokers of earlier Kafka versions wrote: record
-    type 3. It does not state the partition.
+    type 3, which does not state the partition.
 
-    The fields after `id` have the same names and meanings as in `RemoteLogSegmentMetadata`.
+    `RemoteLogSegmentMetadata` describes the fields after `id`.
     """
 
     id: uuid.UUID

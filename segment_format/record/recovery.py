@@ -69,11 +69,7 @@ class _Window:
 
     def bytes_from(self, start: int, stop: int, *, read_ahead: int = WINDOW_BYTES) -> memoryview:
         """Returns the bytes of the file from `start` to at least `stop`, or to the end of the file.
-
-        Args:
-            start: Position of the first needed byte.
-            stop: End of the needed bytes, exclusive.
-            read_ahead: Minimum number of bytes to read if the needed bytes are not in memory.
+        If they are not in memory, reads at least `read_ahead` bytes.
         """
         stop = min(stop, self._size)
         if not self._start <= start <= stop <= self._start + len(self._data):
@@ -124,8 +120,8 @@ def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> It
 
 @dataclass(slots=True)
 class _Walk:
-    """State of the search for the last entry of a log. The search reads the headers of all entries
-    from a position on.
+    """State of the search for the last entry of a log. The search reads the header of each entry
+    from a given position on.
 
     Attributes:
         next_offset: Smallest offset that the next entry may have.
@@ -191,8 +187,8 @@ def last_offset(
 
 
 def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
-    """Skips all entries before the last one. Returns two values: the last entry, and those bytes
-    from its start that are already in memory.
+    """Skips all entries before the last one. Returns the last entry, and those bytes of it that are
+    already in memory.
     """
     window = _Window(read, size)
     while True:
@@ -205,13 +201,9 @@ def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Returns the last offset of `entry`, which must not be the last entry of the log. Sets
-    `has_holes` of `walk` if offsets are missing in or before the entry.
-
-    Args:
-        walk: State of the search.
-        head: First bytes of the entry.
-        entry: The entry.
+    """Returns the last offset of `entry`, which must not be the last entry of the log. `head`
+    contains the first bytes of the entry. Sets `walk.has_holes` if offsets are missing in or before
+    the entry.
     """
     if entry.magic != MAGIC_2:  # a wrapper states only the offset of its last message
         if entry.offset < walk.next_offset:
@@ -262,7 +254,7 @@ def _require_plausible(
     * The last entry of the time index has an offset that is in no batch.
     * The gap disappears if one bit in the base offset of the last batch is flipped.
 
-    Compaction leaves gaps, too. So the second situation is accepted if the last entry of the time
+    Compaction also leaves gaps. So the second situation is accepted if the last entry of the time
     index is in the last batch, or if the log has other holes.
     """
     gap = first - walk.next_offset
@@ -428,8 +420,8 @@ class WholeBatches:
             raise CorruptRecordError(error.message) from None
 
     def _is_old_message(self, entry: Entry) -> bool:
-        """Returns whether the checksum of the entry is correct for format 0 or 1. If it is, the
-        entry really is an old message, and not a batch of magic 2 with a flipped bit.
+        """Returns whether the checksum of the entry is correct for format 0 or 1. Otherwise the
+        entry may be a batch of magic 2 with a flipped bit.
         """
         start = entry.position + ENTRY_PREFIX_SIZE - 1  # the checksum covers the magic byte
         if entry.stop < start + 1:
