@@ -222,7 +222,7 @@ class SimpleRecord:
 
 
 class HeaderFields(TypedDict, total=False):
-    """Header fields of a batch. The functions of this module pass them to `frame_batch`
+    """Header fields of a batch that `write_batch` and similar functions pass to `frame_batch`
     unchanged.
     """
 
@@ -233,8 +233,8 @@ class HeaderFields(TypedDict, total=False):
 
 
 def assign_offsets(records: Sequence[SimpleRecord], base_offset: int) -> list[int]:
-    """Returns the absolute offset of every record. This is its `offset`. If that is None, it is the
-    offset after the previous record, or `base_offset` for the first record.
+    """Returns the absolute offset of every record: its attribute `offset` or, if that is None, the
+    offset after the previous record (`base_offset` for the first record).
 
     Raises:
         ValueError: The offsets do not strictly increase from `base_offset`.
@@ -353,9 +353,9 @@ def frame_batch(
             not cover it.
         base_timestamp: Milliseconds since 1970: the base timestamp, or the delete horizon.
         max_timestamp: Milliseconds since 1970.
-        producer_id: Id of the producer; -1 for no producer id.
-        producer_epoch: Epoch of the producer; -1 for no producer id.
-        base_sequence: Sequence number of the first record; -1 for no producer id.
+        producer_epoch: Epoch of the producer. `producer_id`, `producer_epoch` and `base_sequence`
+            are -1 without a producer.
+        base_sequence: Sequence number of the first record.
     """
     checked = (
         _AFTER_CRC.pack(
@@ -447,8 +447,6 @@ def write_empty_batch(
         base_offset: First offset of the original batch.
         last_offset: Last offset of the original batch, inclusive.
         max_timestamp: Largest timestamp of the original batch, milliseconds since 1970.
-        transactional: Attribute bit 4.
-        control: Attribute bit 5.
         **fields: See `HeaderFields`.
     """
     return write_batch(

@@ -48,7 +48,7 @@ def write_message_set(
 
     Args:
         records: Records without headers. A record with an `offset` can leave a hole before it.
-        base_offset: Offset of the first record if the `offset` of this record is None.
+        base_offset: Offset of the first record, unless the record has an `offset`.
         magic: 0 or 1.
         codec: none (one entry per record), gzip, snappy or lz4.
         timestamp_type: Attribute bit 3 of magic 1. With `LOG_APPEND_TIME`, the timestamp of the

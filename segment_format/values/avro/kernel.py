@@ -90,17 +90,9 @@ def read_long(address: Address, stop: Address) -> Value:
 
 @helper
 def copy_decimal(target: Address, address: Address, size: Value, high: Value, low: Value) -> Value:
-    """Converts a big-endian two's complement number of any size to 16 bytes, little-endian.
-
-    Args:
-        target: Address of the result.
-        address: Address of the number.
-        size: Number of bytes, int64. A number of 0 bytes is 0.
-        high: Upper 64 bits of the exclusive limit for the absolute value; uint64.
-        low: Lower 64 bits of this limit; uint64.
-
-    Returns:
-        True if the absolute value is below the limit.
+    """Converts a big-endian two's complement number of `size` bytes (int64; 0 bytes are 0) to 16
+    bytes, little-endian. Returns True if the absolute value is below the limit, whose upper and
+    lower 64 bits (uint64) are `high` and `low`.
     """
     negative = size > 0 and load_u8(address) >= _MORE
     fill = _FF if negative else _ZERO
@@ -159,8 +151,8 @@ def _entry(slot: Address, index: Value) -> Value:
 
 @helper
 def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
-    """Writes null to row `index` of those slots from `first` to `stop` (exclusive) that have level
-    `level`. The values become zero or empty.
+    """Writes null to row `index` of the slots from `first` to `stop` (exclusive) that have level
+    `level`. Their values become zero or empty.
     """
     for number in range(first, stop):
         slot = _slot(slots, number)

@@ -48,8 +48,7 @@ class Logical:
     """A logical type.
 
     Attributes:
-        name: Name of the logical type, one of the constants of this module.
-        precision: Number of digits of a decimal; 0 for other types.
+        precision: Maximum number of digits of a decimal; 0 for other types.
         scale: Scale of a decimal; 0 for other types.
     """
 
@@ -265,12 +264,9 @@ class _Parser:
         return self._schema(document, "")
 
     def _count(self, count: int, levels: int) -> None:
-        """Adds `count` to the number of types in the schema. Raises `AvroSchemaError` if the schema
-        has too many types or too many levels. Called before memory is allocated for the types.
-
-        Args:
-            count: Number of types to add.
-            levels: Number of levels below the current one that these types have.
+        """Adds `count` types, which have `levels` nested levels, to the number of types in the
+        schema. Raises `AvroSchemaError` if the schema has too many types or levels. Called before
+        memory is allocated for the types.
         """
         self._parts += count
         self._deepest = max(self._deepest, self._depth + levels)
@@ -438,9 +434,7 @@ def _is_int(value: Any) -> TypeGuard[int]:  # noqa: ANN401
 
 
 def _name_of(document: dict[str, Any], namespace: str) -> tuple[str, str]:
-    """Returns two values: the full name of a type, and the namespace of types that are nested in
-    it.
-    """
+    """Returns the full name of a type, and the namespace of types that are nested in it."""
     name = document.get("name")
     if not isinstance(name, str) or not name or name in _PRIMITIVES:
         raise AvroSchemaError(f"a {document['type']} has no valid name: {_shown(name)}")

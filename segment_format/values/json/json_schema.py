@@ -81,11 +81,7 @@ def json_schema_type(text: str) -> pa.DataType:
 
 
 class _Reader:
-    """Converts the schemas of one document.
-
-    Args:
-        document: The whole document. References (`$ref`) are looked up in it.
-    """
+    """Converts the schemas of one document, in which references (`$ref`) are looked up."""
 
     def __init__(self, document: Any) -> None:  # noqa: ANN401  # any JSON
         self._document = document

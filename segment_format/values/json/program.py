@@ -41,7 +41,7 @@ class Node:
         number: Number of the node in preorder, from 0.
         type: Arrow type.
         path: Path of the field: names joined by dots.
-        level: Number of its level, see `contract`.
+        level: Number of the node's level, see `contract`.
         required: True if null is an error.
         op: Kind of value, see `contract`.
         width: Size of a value in bytes.

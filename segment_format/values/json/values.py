@@ -80,7 +80,7 @@ def save_counts(frame: Address, levels: Value) -> None:
 
 @helper
 def clear_row(frame: Address, row: Value) -> None:
-    """Clears all values of row `row`. This includes the entries that its lists and maps have added
+    """Clears all values of row `row`, including the entries that its lists and maps have added
     since `save_counts`. Resets the numbers of entries to the saved numbers.
     """
     node = address_in(frame, c.NODES)

@@ -36,12 +36,9 @@ FIRST: Final = (0,)
 
 
 def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...], int]:
-    """Parses a message index. Returns two values: the indices, which are the path to the message
-    type in its file, and the position of the message, which follows the message index.
-
-    Args:
-        data: The value, from its first byte.
-        position: Position of the message index in the value.
+    """Parses the message index at `position` in the value `data`. Returns two values: the indices,
+    which are the path to the message type in its file, and the position of the message, which
+    follows the message index.
 
     Raises:
         ValueError: The message index is invalid.
@@ -88,17 +85,17 @@ class _Head:
 class ConfluentProtobufDecoder:
     """Decodes values whose header states the id or GUID of the writer's schema.
 
-    The writer's schema is only needed to determine the message type, because Protobuf identifies
-    fields by numbers.
+    The writer's schema only determines the message type, because Protobuf identifies fields by
+    numbers.
 
     Args:
         decoder: Decoder of the expected message type. Values of other message types are bad.
-        message_of: Function that returns the full name of a message type. Its arguments are the
-            schema id (or the GUID as text) and the message index. If it raises LookupError, all
-            values with this head in the batch are bad, and the text of the error is their reason.
-            The next batch calls the function again. If `message_of` is `None`, the message index is
-            looked up in the file of `decoder`. This is only correct if the files of the writers
-            contain the same messages in the same order.
+        message_of: Function that returns the full name of a message type for a schema id (or a GUID
+            as text) and a message index. If it raises LookupError, all values with this head in the
+            batch are bad, and the text of the error is their reason; the next batch calls the
+            function again. If `message_of` is `None`, the message index is looked up in the file of
+            `decoder`, which is correct only if the writers' files contain the same messages in the
+            same order.
     """
 
     def __init__(

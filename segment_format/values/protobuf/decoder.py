@@ -40,9 +40,9 @@ class ProtobufDecoder:
     becomes int64, `uint64` becomes decimal(20, 0), Timestamp and Duration become microseconds, and
     a wrapper becomes its value or null. Fields that are not selected are skipped without checks.
 
-    An absent field becomes its declared default. If it has no declared default, it becomes null or
-    zero. It becomes null if Protobuf distinguishes an absent field from a field with the default
-    value; this includes required fields and fields in a oneof.
+    An absent field becomes its declared default. Without a declared default, it becomes null if
+    Protobuf distinguishes an absent field from a field with the default value (also for required
+    fields and fields in a oneof), and zero otherwise.
 
     A number that the enum does not have becomes text, such as `"7"`. But if the file of the enum
     has syntax proto2, the field counts as absent, as in Protobuf. A value with text that is not
@@ -319,8 +319,8 @@ class ArrayBuilder:
     """Builds Arrow arrays from the columns that the kernel has filled.
 
     Attributes:
-        bad: Row -> (path of the field, reason), for values that turned out to be bad while the
-            arrays were built.
+        bad: Row -> (path of the field, reason), for bad values that were found while the arrays
+            were built.
     """
 
     def __init__(self, memory: ColumnMemory) -> None:
@@ -336,14 +336,12 @@ class ArrayBuilder:
         return array
 
     def _array(self, column: Column, path: str, above: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns the Arrow array of a column and its children.
+        """Returns the Arrow array of a column and its children. `path` is the path of the field:
+        names joined by dots.
 
-        Args:
-            column: The column.
-            path: Path of its field: names joined by dots.
-            above: Mask of the rows in which the surrounding struct is not null; `None` if it has no
-                nulls. Fields of null structs become null, too, because some engines read a field
-                without checking whether its struct is null.
+        `above` is a mask of the rows in which the surrounding struct is not null; `None` if it has
+        no nulls. Fields of null structs become null, too, because some engines read a field without
+        checking whether the struct is null.
         """
         count = self._memory.count(column.level)
         present = self._present(column)
@@ -388,8 +386,8 @@ class ArrayBuilder:
         return None if present.all() else present
 
     def _enum_names(self, column: Column, path: str, present: NDArray[np.bool_] | None) -> pa.Array:
-        """Converts the numbers of an enum column to the names of the enum's values. If the enum has
-        no name for a number, the number itself is the name, such as `"7"`.
+        """Converts the numbers of an enum column to the names of the enum's values. A number
+        without a name becomes text, such as `"7"`.
         """
         assert column.enum is not None
         numbers: NDArray[Any] = self._memory.numbers(column.values, column.level, np.int32)

@@ -159,10 +159,10 @@ class Enum:
 
     Attributes:
         name: Full name, without a leading dot.
-        values: Number -> name. If several names have the same number, only the first name.
+        values: Number -> name; the first name, if several names have the same number.
         numbers: Name -> number.
-        is_closed: True if its file has syntax proto2. If a field has a number that its closed enum
-            does not have, it counts as an unknown field.
+        is_closed: True if the enum's file has syntax proto2. A field of a closed enum counts as
+            unknown if its number is not in the enum.
     """
 
     name: str
