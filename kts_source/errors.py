@@ -94,7 +94,7 @@ class TieredKafkaError(Exception):
 
 def _checked(location: Place) -> Place:
     if unknown := location.keys() - _LABELS.keys():
-        raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
+        raise TypeError(f"the location of an error cannot have {', '.join(sorted(unknown))}")
     return location
 
 

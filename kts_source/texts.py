@@ -26,8 +26,7 @@ def some(texts: Iterable[str]) -> str:
 
 
 def one_line(reason: str) -> str:
-    """Returns the beginning of `reason`, with line ends replaced, so that it fits into a log line.
-    """
+    """Returns the beginning of `reason`, without line ends, so that it fits into a log line."""
     line = " ".join(reason[:1000].split())  # it may have megabytes
     return _cut(line, _MAX_LINE)
 
@@ -94,15 +93,15 @@ class Table:
         return cls(title, (), tuple(facts.items()))
 
     @property
-    def _more(self) -> str:
+    def _omitted_note(self) -> str:
         return f"and {len(self.rows) - MAX_ROWS:,} more" if len(self.rows) > MAX_ROWS else ""
 
     def html(self) -> str:
         """Returns an HTML table."""
         head = "".join(f"<th{_LEFT}>{_escape(name)}</th>" for name in self.header)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows[:MAX_ROWS])
-        if self._more:
-            body += f'<tr><td{_LEFT} colspan="{len(self.rows[0])}">{self._more}</td></tr>'
+        if self._omitted_note:
+            body += f'<tr><td{_LEFT} colspan="{len(self.rows[0])}">{self._omitted_note}</td></tr>'
         return (
             f"<table><caption{_LEFT}><b>{_escape(self.title)}</b></caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -126,7 +125,7 @@ class Table:
                 text.rjust(width) if right else text.ljust(width) for text, width, right in cells
             ]
             shown.append("  ".join(padded).rstrip())
-        return "\n".join([*shown, self._more] if self._more else shown)
+        return "\n".join([*shown, self._omitted_note] if self._omitted_note else shown)
 
 
 class Displayed:

@@ -98,7 +98,7 @@ class AbortedIntervals(ArrayValue):
             return None
         return int(self.last_offsets[index])
 
-    def clip(
+    def overlapping(
         self, start_offset: int, stop_offset: int, *, next_until: int | None = None
     ) -> AbortedIntervals:
         """Returns the intervals that overlap the offsets `[start_offset, stop_offset)`, with their

@@ -82,14 +82,11 @@ def segment_tables(
     max_batch_bytes: int,
     start_offset: int = 0,
 ) -> Iterator[BatchTable]:
-    """Yields all batches of a segment in log order. Each table contains several batches.
+    """Yields all batches of a segment in log order. Each table contains several batches. Record
+    counts do not include records below `start_offset`.
 
-    Needs memory for the bytes that are read ahead, one window of bytes and one batch.
-
-    Args:
-        read_ahead: Number of bytes to request in advance, concurrently.
-        max_batch_bytes: Maximum size of a batch.
-        start_offset: Records below this offset are not included in the record counts of the tables.
+    Needs memory for the bytes that are read ahead (`read_ahead`), one window of bytes and one batch
+    (at most `max_batch_bytes`).
 
     Raises:
         SegmentFormatError: A batch is invalid. All batches before it were yielded.

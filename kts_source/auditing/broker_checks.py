@@ -117,10 +117,8 @@ class BrokerSnapshot:
     def take(
         cls, settings: BrokerSettings, options: ScanOptions, counts: Mapping[str, int]
     ) -> Self:
-        """Queries the brokers and returns their responses.
-
-        Args:
-            counts: Known number of partitions by topic id. A topic may have more.
+        """Queries the brokers and returns their responses. `counts` are the known numbers of
+        partitions by topic id; a topic may have more.
 
         Raises:
             TopicNotFoundError: The cluster lacks the audited topics or the topic
@@ -170,6 +168,7 @@ def check_partition(
     """Finds differences between a partition of the tier and the brokers.
 
     Args:
+        partition: The partition.
         statement: Offsets that readers get from the partition.
         findings: Findings about the partition so far. The result does not repeat them.
         snapshots: Three snapshots of the brokers: before the listing, after the listing, and after
@@ -224,6 +223,8 @@ def without_deleted(
     deleted segments.
 
     Args:
+        findings: Findings about the partition.
+        partition: The partition.
         statement: Offsets that readers get from the partition.
         snapshots: Snapshots of the brokers, oldest first.
         old_ms: A time in ms since 1970. A delete that began earlier and has not finished counts as

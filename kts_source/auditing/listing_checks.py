@@ -198,6 +198,7 @@ def check_orphans(
     """Finds objects that are not part of a complete segment.
 
     Args:
+        partition: The partition.
         gaps: Gaps of the log; `None` at level `listing`, which does not determine them. Without
             gaps, an incomplete segment with a manifest counts as missing if it begins above the
             first complete segment, or if no segment is complete: the manifest shows that the

@@ -415,15 +415,17 @@ def check_lineage(
     unserved: Sequence[tuple[int, int | None]],
     files: CheckedSideFiles,
 ) -> ServedLog:
-    """Determines which segments form the log of a partition according to their leader epochs, and
-    reports faults of this log.
+    """Determines by leader epochs which segments form the log of a partition, and reports faults of
+    this log.
 
     Args:
+        partition: The partition.
         readable: Segments whose objects have the names and sizes in their descriptions.
         damaged: Segments that lack objects, or whose objects do not match the manifest.
         unserved: First offset and end (exclusive, `None` if unknown) of every segment that lacks
             objects or is damaged. These segments were already reported, so their offsets are not
             reported as holes.
+        files: The side files of the segments.
     """
     facts = files.facts
     segments = [described.segment for described in readable if described.segment is not None]

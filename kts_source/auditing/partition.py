@@ -95,10 +95,8 @@ class PartitionAudit:
     def audit(
         self, partition: PartitionObjects, state: PartitionState = NO_STATE
     ) -> tuple[PartitionStatement, list[Finding]]:
-        """Audits a partition. Returns two values: a statement about its offsets, and the findings.
-
-        Args:
-            state: Proofs of earlier audits. This audit adds its own proofs.
+        """Audits a partition. Returns a statement about its offsets, and the findings. `state`
+        contains proofs of earlier audits; new proofs are added.
 
         Raises:
             StoreError: A request to the store failed.
@@ -112,7 +110,7 @@ class PartitionAudit:
             return _statement(partition, findings), findings
         key_ring = self.options.key_ring.loaded()
         identity = _partition_identity(partition) if state is not NO_STATE else ""
-        kept = _kept_result(state.whole(identity), self.level, self.now_ms, key_ring)
+        kept = _stored_result(state.whole(identity), self.level, self.now_ms, key_ring)
         if kept is not None:
             return kept
         metadata = self._read_metadata(partition, key_ring, state)
@@ -126,7 +124,7 @@ class PartitionAudit:
         statement = _statement(partition, findings, metadata.served, proof)
         if identity and self._is_proven(partition, metadata):
             segments = metadata.proven.values()
-            _keep_result(state, identity, self.level, self.now_ms, segments, (statement, findings))
+            _store_result(state, identity, self.level, self.now_ms, segments, (statement, findings))
         return statement, findings
 
     def _check_listing(self, partition: PartitionObjects) -> list[Finding]:
@@ -216,7 +214,7 @@ class PartitionAudit:
             },
         )
         findings += self._check_orphans(partition, gaps)
-        findings = [_with_stop(finding, ranges, served.log.missing) for finding in findings]
+        findings = [_with_end_offset(finding, ranges, served.log.missing) for finding in findings]
         return _Metadata(
             tuple(described.segment for described in readable if described.segment is not None),
             {id(described.segment): described.entry for described in readable},
@@ -224,7 +222,7 @@ class PartitionAudit:
             served,
             source,
             proven,
-            tuple(_without_repeated([*findings, *served.findings])),
+            tuple(_without_repeated_objects([*findings, *served.findings])),
         )
 
     def _read_segments(
@@ -412,7 +410,7 @@ def _check_keys(
         )
 
 
-def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
+def _without_repeated_objects(findings: Sequence[Finding]) -> list[Finding]:
     """Drops each finding about an empty object if another finding names that object."""
     named = {
         key for finding in findings if finding.name != "empty-object" for key in finding.objects
@@ -424,7 +422,7 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _with_stop(
+def _with_end_offset(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
     """If a finding has no end offset and starts in a hole, sets its end to the first offset of the
@@ -475,7 +473,7 @@ def _partition_identity(partition: PartitionObjects) -> str:
     return digest.hexdigest()
 
 
-def _keep_result(
+def _store_result(
     state: PartitionState,
     identity: str,
     level: str,
@@ -500,13 +498,13 @@ def _keep_result(
     state.add_whole(identity, [level, now_ms, keys, statement.to_dict(), documents])
 
 
-def _kept_result(
+def _stored_result(
     value: Any,  # noqa: ANN401
     level: str,
     now_ms: int,
     key_ring: KeyRing,
 ) -> tuple[PartitionStatement, list[Finding]] | None:
-    """Restores a result that `_keep_result` stored. Returns `None` if the level differs, if a
+    """Restores a result that `_store_result` stored. Returns `None` if the level differs, if a
     private key is missing, or if the clock was set back since then, because timestamps of segments
     may now be in the future.
     """

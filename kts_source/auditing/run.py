@@ -285,11 +285,11 @@ def _audit_tier(
 ) -> AuditReport:
     options = job.options
     layout = find_layout(options.layout)
-    before = _ask_brokers(options)
+    before = _query_brokers(options)
     # Brokers may have topics that were never tiered, or whose objects were all deleted.
     in_cluster = set() if before is None else {topic for topic, _ in before.logs}
     partitions, findings = _list_partitions(options, tier, layout, pools, in_cluster)
-    after = _ask_brokers(options, partitions)
+    after = _query_brokers(options, partitions)
     if executor is None:
         times = job.grace_ms, job.now_ms
         run = PartitionAudit(options, job.level, *times, tier, layout, pools[0], on_read)
@@ -411,7 +411,7 @@ def _audit_with_executor(
         )
 
 
-def _ask_brokers(
+def _query_brokers(
     options: ScanOptions, partitions: Sequence[PartitionObjects] = ()
 ) -> BrokerSnapshot | None:
     """Queries the brokers and returns their responses; `None` if the options have no brokers.
@@ -452,7 +452,7 @@ def _compare(
     statements, findings = result
     last = after
     if any(finding.objects and finding.severity is not Severity.INFO for finding in findings):
-        last = _ask_brokers(options, partitions) or after
+        last = _query_brokers(options, partitions) or after
     by_key = {_key(statement): statement for statement in statements}
     own_findings = defaultdict(list)
     for finding in findings:

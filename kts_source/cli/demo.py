@@ -178,7 +178,7 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
     with (
         tempfile.TemporaryDirectory(prefix="tiered-kafka-demo-") as folder,
-        _held_back_stderr(Path(folder, "stderr.txt")),
+        _stderr_only_on_error(Path(folder, "stderr.txt")),
     ):
         spark = (
             builder.master("local[2]")
@@ -200,7 +200,7 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _held_back_stderr(file: Path) -> Iterator[None]:
+def _stderr_only_on_error(file: Path) -> Iterator[None]:
     """While the block runs, redirects stderr of this process and its children to a file. If the
     block raises an error, prints the file to stderr.
     """

@@ -80,7 +80,7 @@ class _Call:
 _Node = _Reference | _Literal | _Call
 
 
-def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
+def implied_condition(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
     """Translates the supported terms of an expression to one condition. If the expression is true
     for a row, the condition is also true for this row.
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from kts_source.engines.conditions import certain_part, columns_in
+from kts_source.engines.conditions import columns_in, implied_condition
 from kts_source.read.handover import in_threads
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         if scan.is_limited:
             yield from ds.InMemoryDataset(scan.to_table()).get_fragments()
             return
-        certain = None if filter is None else certain_part(filter, scan.schema)
+        certain = None if filter is None else implied_condition(filter, scan.schema)
         scan = scan if certain is None else scan.where_predicate(certain)
         for task in scan.tasks:
             with closing(scan.read_task(task)) as batches:
@@ -313,8 +313,8 @@ class TierScanner:
 
 
 def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | None) -> BaseScan:
-    """Returns a scan of the columns that a query uses. If `certain_part` can translate a part of
-    `condition`, the scan skips rows for which this part is not true.
+    """Returns a scan of the columns that a query uses. If `implied_condition` can translate a part
+    of `condition`, the scan skips rows for which this part is not true.
     """
     needed = set(scan.columns)
     if isinstance(columns, dict):
@@ -323,7 +323,7 @@ def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | 
         needed = set(columns)
     if condition is not None:
         needed |= set(columns_in(condition, scan.columns))
-        certain = None if scan.is_limited else certain_part(condition, scan.schema)
+        certain = None if scan.is_limited else implied_condition(condition, scan.schema)
         scan = scan if certain is None else scan.where_predicate(certain)
     wanted = [name for name in scan.columns if name in needed]
     return scan.select(wanted or scan.columns[:1])

@@ -47,12 +47,12 @@ def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
     ) -> Iterator[pl.DataFrame]:
         narrowed = scan
         if predicate is not None:
-            predicate = applicable_part(predicate)
+            predicate = applicable_terms(predicate)
         if n_rows is not None:
             # Polars limits the rows before it applies the predicate.
             narrowed = narrowed.limit(n_rows)
         elif predicate is not None and not scan.is_limited:
-            certain = certain_part(predicate, scan.schema)
+            certain = implied_condition(predicate, scan.schema)
             narrowed = narrowed if certain is None else narrowed.where_predicate(certain)
         if with_columns is not None:
             # Polars 1.30 takes columns by position in the order of the schema. Later versions take
@@ -82,7 +82,7 @@ def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
     return in_threads([scan.batches], 1, ordered=True)
 
 
-def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
+def applicable_terms(predicate: pl.Expr) -> pl.Expr | None:
     """Returns the terms of the outermost AND that `DataFrame.filter` can evaluate, combined by AND;
     `None` if there are none.
 
@@ -125,7 +125,7 @@ def _is_dynamic(term: pl.Expr) -> bool:
     return False
 
 
-def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
+def implied_condition(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
     """Translates the supported terms of a predicate to one condition. If the predicate is true for
     a row, the condition is also true for this row. Returns `None` if no term is supported.
 

@@ -84,13 +84,9 @@ class ExportPlan:
 def plan_export(
     options: ScanOptions, state: TableState, *, resume: bool, commit_bytes: int
 ) -> ExportPlan:
-    """Plans an export that continues after the committed offsets of a table.
-
-    Args:
-        state: State of the table.
-        resume: If True, the export continues after the committed offsets. If False, a request that
-            includes committed offsets is an error.
-        commit_bytes: Minimum original bytes that are read for one commit.
+    """Plans an export that continues after the committed offsets of a table. If `resume` is False,
+    a request that includes committed offsets is an error. Tasks read at least `commit_bytes`
+    original bytes for one commit.
 
     Raises:
         RangeGapError: Offsets between the committed offsets and the requested offsets would be
@@ -168,7 +164,7 @@ class Continuation:
 
         def bounds(tier: PartitionLog, lookup: TimestampLookup) -> tuple[int, int]:
             def lookup_after_table(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
-                held_offset = _held_offset_dated(tier, timestamp_ms, held)
+                held_offset = _held_offset_at_time(tier, timestamp_ms, held)
                 view, offset = lookup(timestamp_ms) if held_offset is None else (tier, held_offset)
                 return _with_held(view, held), offset
 
@@ -270,7 +266,7 @@ def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
     )
 
 
-def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
+def _held_offset_at_time(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
     """Finds the first record whose timestamp is `timestamp_ms` or later. If manifests prove that
     this record is in the table, returns the first offset of its segment. Otherwise returns `None`.
     Reads no index.

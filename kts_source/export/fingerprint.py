@@ -56,7 +56,7 @@ def digest_transform(transform: object) -> str:
     try:
         return _Digest().of(transform).hex()[:32]
     except RecursionError:
-        raise _unknown(transform, "it is nested too deeply") from None
+        raise _unknown_content(transform, "it is nested too deeply") from None
 
 
 class _Digest:
@@ -92,7 +92,7 @@ class _Digest:
         except RecursionError:
             raise
         except Exception as error:  # noqa: BLE001  # objects may raise anything
-            raise _unknown(value, f"{type(error).__name__}: {error}") from None
+            raise _unknown_content(value, f"{type(error).__name__}: {error}") from None
         if isinstance(reduced, str):
             return _hash("global", qualified_name(type(value)), reduced)
         make, arguments, state, items, pairs = (*reduced, None, None, None, None)[:5]
@@ -211,7 +211,7 @@ def _hash(kind: str, *values: str | bytes) -> bytes:
     return digest.digest()
 
 
-def _unknown(value: object, reason: str) -> FingerprintError:
+def _unknown_content(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
         f"the transform contains a {qualified_name(type(value))} whose content cannot be"
         f" determined: {reason}. Set an attribute `fingerprint` of type str on the transform or on"

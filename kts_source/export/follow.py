@@ -94,6 +94,7 @@ def follow(
     repeated after the interval until it succeeds.
 
     Args:
+        executor: Runs the tasks.
         source: Options as for the data source.
         settings: Settings of the export. `following` must be set.
         on_round: Called after each round with its figures. They are also logged.
@@ -254,8 +255,7 @@ class _Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Installs the signal handlers while the block runs. Does nothing outside the main thread.
-        """
+        """Installs the signal handlers while the block runs, but only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

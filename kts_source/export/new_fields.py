@@ -60,7 +60,7 @@ class NewFields:
         self.found: dict[str, None] = {}
         self._known_ids: set[int | str] = set()
 
-    def look(self, batch: pa.RecordBatch) -> None:
+    def add_unknown(self, batch: pa.RecordBatch) -> None:
         """Adds the unknown fields in the values of `batch` to `found`. `batch` must have the
         columns in `columns`.
         """

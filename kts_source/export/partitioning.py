@@ -176,7 +176,7 @@ class PartitionField:
         return self.source.startswith(("key.", "value."))
 
     @property
-    def is_made(self) -> bool:
+    def needs_own_column(self) -> bool:
         """True if files that contain the partition values need a separate column for them, because
         Iceberg cannot compute them from a column of the rows.
         """
@@ -185,7 +185,7 @@ class PartitionField:
     @property
     def transform(self) -> str:
         """Iceberg's transform that computes the partition value from `column`."""
-        return _TRANSFORMS.get("" if self.is_made else self.unit, "identity")
+        return _TRANSFORMS.get("" if self.needs_own_column else self.unit, "identity")
 
     @property
     def column(self) -> str:
@@ -195,7 +195,7 @@ class PartitionField:
         A field of a struct is copied to a separate column: if an Iceberg table is partitioned by
         the first field of a struct, Java readers return a struct of nulls instead of a null struct.
         """
-        return self.name if self.is_made else self.source
+        return self.name if self.needs_own_column else self.source
 
     def __str__(self) -> str:
         if not self.unit:
@@ -267,7 +267,7 @@ def with_made_columns(
     made = [
         pa.field(field.name, field.type_in(schema))
         for field in fields
-        if field.name not in schema.names and (kept != "file" or field.is_made)
+        if field.name not in schema.names and (kept != "file" or field.needs_own_column)
     ]
     return pa.schema([*schema, *made])
 

@@ -58,7 +58,7 @@ from kts_source.export.row_schema import (
     typed_columns,
     unite_schemas,
 )
-from kts_source.export.run_log import log_commit, log_end, log_start
+from kts_source.export.run_log import log_commit, log_run_end, log_run_start
 from kts_source.export.settings import ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
@@ -237,7 +237,7 @@ class _Run:
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         plan = self._plan(state)
-        log_start(self.run_id, self.settings.target, plan, state.committed)
+        log_run_start(self.run_id, self.settings.target, plan, state.committed)
         self._check_holders(plan, state)
         self.seconds["planning"] = time.monotonic() - started
         if self.settings.verify:
@@ -265,7 +265,7 @@ class _Run:
         report = replace(
             self._report(plan.waves, plan.skipped), newest_ms=newest_ms(plan.scan.partitions)
         )
-        log_end(report, plan.scan.partitions)
+        log_run_end(report, plan.scan.partitions)
         return report
 
     def check(self) -> BackfillReport:
@@ -304,7 +304,7 @@ class _Run:
         finally:
             self.progress.end()
         report = replace(self._report((), ()), replayed=len(tasks))
-        log_end(report, ())
+        log_run_end(report, ())
         return report
 
     def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:

@@ -26,7 +26,7 @@ _MAX_NAMED: Final = 8
 """Maximum number of partitions in a log line."""
 
 
-def log_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRanges) -> None:
+def log_run_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRanges) -> None:
     """Logs the offsets that a run will write, and the committed offsets that it continues after."""
     log.info(
         "run %s: export to %s begins: %d commits planned, %d tasks, %s of segments",
@@ -43,7 +43,7 @@ def log_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRa
                 if partition.start >= partition.stop:
                     span = "no new offsets"
                 lines.append(f"{topic}-{partition.partition} {span}, {after}")
-        log.info("run %s: offsets to write: %s", run_id, _some(lines, "partitions"))
+        log.info("run %s: offsets to write: %s", run_id, _joined(lines, "partitions"))
 
 
 def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> None:
@@ -52,7 +52,7 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
         "run %s: committed %s: %d rows in %d files, %s, %.1f s: %s",
         *(run_id, version, sum(file.rows for file in commit.files), len(commit.files)),
         *(format_bytes(sum(file.size for file in commit.files)), seconds),
-        _some(
+        _joined(
             [
                 f"{step.topic}-{step.key.partition} [{step.start}, {step.stop})"
                 for step in commit.advances
@@ -63,7 +63,7 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
     )
 
 
-def log_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
+def log_run_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
     """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
     warning; offsets after an open transaction are not, because the next run reads them.
     """
@@ -85,10 +85,10 @@ def log_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None
         (logging.INFO, "left for a later run", later),
     ):
         if gaps:
-            log.log(level, "run %s: %s: %s", report.run_id, action, _some(gaps, "ranges"))
+            log.log(level, "run %s: %s: %s", report.run_id, action, _joined(gaps, "ranges"))
 
 
-def _some(texts: Sequence[str], noun: str) -> str:
+def _joined(texts: Sequence[str], noun: str) -> str:
     """Joins the first texts, and appends how many texts were omitted."""
     named: Iterable[str] = texts[:_MAX_NAMED]
     more = len(texts) - _MAX_NAMED

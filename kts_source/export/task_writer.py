@@ -152,7 +152,7 @@ class TaskWriter:
             return
         started = time.monotonic()
         if self._fields is not None:
-            self._fields.look(batch)
+            self._fields.add_unknown(batch)
         owner = self._owner_of(batch)
         self._count_records(owner, batch.num_rows)
         offsets = batch.column(OFFSET)
@@ -168,7 +168,7 @@ class TaskWriter:
             columns = [field.values(rows) for field in fields]
             if values_in == "file":
                 for field, column in zip(fields, columns, strict=True):
-                    if field.is_made:
+                    if field.needs_own_column:
                         rows = rows.append_column(field.name, column)
             for row, part_rows in split(rows, columns):
                 try:

@@ -267,6 +267,7 @@ def certify_partition(
     """Returns the certificate for the search of a partition.
 
     Args:
+        partition: The partition.
         searches: The searches of the tasks of the partition.
         ruled_out: Log objects that were not read, because their filters have none of the keys.
         planned: All slices of the plan, including slices that filters ruled out; `None` if a

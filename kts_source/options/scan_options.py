@@ -197,16 +197,17 @@ def parse_any_options(source: Options) -> ScanOptions:
         RegistryError: A registry that must supply the schema does not answer.
     """
     spelled, texts = _by_lower_name(option_texts(source))
-    key_texts = _take(texts, KEY_OPTION_PATTERN)
-    storage_texts = _take(texts, _STORAGE)
+    key_texts = _pop_matching(texts, KEY_OPTION_PATTERN)
+    storage_texts = _pop_matching(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # it is also in the table of options
         texts["storageoptions"] = storage_texts["storageoptions"]
     fallback_texts = {
-        name.removeprefix("fallback."): text for name, text in _take(texts, _FALLBACK).items()
+        name.removeprefix("fallback."): text
+        for name, text in _pop_matching(texts, _FALLBACK).items()
     }
     _replace_aliases(texts)
     _refuse(texts, spelled)
-    kafka_texts = _take(texts, _KAFKA)
+    kafka_texts = _pop_matching(texts, _KAFKA)
     ignored = [name for name in _IGNORED if texts.pop(name, None) is not None]
     values = _parse_known(texts, spelled)
     durations = options_with_durations(values)
@@ -257,7 +258,7 @@ def _snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name)
 
 
-def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
+def _pop_matching(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
     """Removes from `texts` all options with a name that matches `names`, and returns them."""
     return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
 
@@ -310,9 +311,9 @@ def _selection(values: Mapping[str, Any]) -> Selection:
     names = ("subscribe", "subscribePattern", "assign")
     selected = [name for name in names if values[name] is not None]
     if len(selected) != 1:
+        found = f"{' and '.join(selected)} are" if selected else "none is"
         raise InvalidOptionError(
-            f"one and only one of the options {', '.join(names)} must be given, not"
-            f" {' and '.join(selected) or 'none'}"
+            f"exactly one of the options {', '.join(names)} must be set, but {found} set"
         )
     selection: Selection = values[selected[0]]
     return selection
@@ -417,7 +418,7 @@ def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> Scan
     """
     if isinstance(source, ScanOptions):
         if more:
-            raise TypeError(f"options are already checked, so none can be added: {min(more)}")
+            raise TypeError(f"`ScanOptions` cannot be combined with further options: {min(more)}")
         return source
     return parse_options(option_texts(source, **more))
 

@@ -146,10 +146,8 @@ def registry_options(column: str) -> Iterator[Option]:
 def registry_place(
     column: str, values: Mapping[str, Any], cache: CacheSettings
 ) -> RegistryPlace | None:
-    """Returns the registry or folder with the schemas of a column; `None` if no option names one.
-
-    Args:
-        column: `key` or `value`.
+    """Returns the registry or folder with the schemas of `column` (`key` or `value`); `None` if no
+    option names one.
 
     Raises:
         InvalidOptionError: Options contradict each other, or a file cannot be read.

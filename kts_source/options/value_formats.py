@@ -277,12 +277,8 @@ def column_formats(
     selection: Selection,
     cache: CacheSettings,
 ) -> tuple[ColumnFormat, ...]:
-    """Returns the formats of the decoded columns.
-
-    Args:
-        set_options: Names of the options that the user set, in lower case.
-        selection: Topics to read.
-        cache: Settings of the caches on disk.
+    """Returns the formats of the decoded columns, from the parsed options `values`. `set_options`
+    are the names of the options that the user set, in lower case.
 
     Raises:
         InvalidOptionError: Options contradict each other, or a schema is missing or invalid.
@@ -355,7 +351,10 @@ def _registry(
     """
     registry = registry_place(column, values, cache)
     if form == AVRO_GLUE and registry is not None and registry.is_url:
-        raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
+        raise InvalidOptionError(
+            f"option '{column}.{URL}' is a URL, but {form} reads schemas only from a folder: set it"
+            " to the path of a folder"
+        )
     if form == AVRO_APICURIO and registry is not None:
         registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
     requested = values[f"{column}.subject"]
@@ -397,7 +396,7 @@ def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnF
     """Returns the format of a column, reduced to the fields in `paths`. The names in `paths` must
     be spelled exactly as in the schema.
     """
-    needed = {_needed_by_field(form, path) for path in paths}
+    needed = {_selectable_prefix(form, path) for path in paths}
     fields = tuple(sorted(".".join(path) for path in needed))
     return replace(form, fields=None if () in needed else fields)
 
@@ -418,7 +417,7 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
     return find_field(all_fields, path)
 
 
-def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
+def _selectable_prefix(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the longest prefix of a field's path that option `columns` can name; empty if there
     is none. The option cannot name members of unions, and field names that contain dots may be
     ambiguous.

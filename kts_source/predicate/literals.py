@@ -209,7 +209,7 @@ class LocalTime(int):
 Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | date
 
 
-def read_as(operand: Operand, kind: Kind) -> Operand | None:
+def converted_to(operand: Operand, kind: Kind) -> Operand | None:
     """Returns the operand converted to `kind`; `None` if `kind` is neither the operand's kind nor a
     wider kind.
     """
@@ -220,10 +220,10 @@ def read_as(operand: Operand, kind: Kind) -> Operand | None:
     return replace(operand, kind=kind) if _WIDTH[operand.kind] < _WIDTH[kind] else None
 
 
-def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
+def with_common_kind(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
     """Returns two operands converted to a common kind; `None` if they have no common kind."""
     for kind in (left.kind, right.kind):
-        first, second = read_as(left, kind), read_as(right, kind)
+        first, second = converted_to(left, kind), converted_to(right, kind)
         if first is not None and second is not None:
             return first, second
     return None
@@ -247,7 +247,7 @@ def with_literals(
     kinds = [operand.kind, *(kind for kind in numbers if kind is not None)]
     if operand.kind in _WIDTH:
         widest = max(kinds, key=lambda kind: _WIDTH[kind])
-        operand = read_as(operand, widest) or operand
+        operand = converted_to(operand, widest) or operand
     return operand, tuple(_value(operand.kind, literal, zone) for literal in literals)
 
 

@@ -20,14 +20,14 @@ from kts_source.predicate.literals import (
     Literal,
     LocalTime,
     SqlText,
-    alike,
+    converted_to,
     day,
     instant,
     local_time,
     names_of,
     number_literal,
-    read_as,
     string_literal,
+    with_common_kind,
     with_literals,
 )
 from kts_source.predicate.model import (
@@ -221,7 +221,7 @@ class _Parser:
         if not isinstance(first, Operand):
             raise self._refused(node, "compares no column")
         if isinstance(second, Operand):
-            both = alike(first, second)
+            both = with_common_kind(first, second)
             if both is None or first.kind in _NOT_COMPARED:
                 raise self._refused(node, f"compares {first.kind.value} with {second.kind.value}")
             return Compare(op, *both)
@@ -348,7 +348,7 @@ class _Parser:
         if isinstance(value, Operand):
             if value.kind is _SAME_AS.get(to):
                 return value
-            if to is exp.DataType.Type.DOUBLE and (double := read_as(value, Kind.DOUBLE)):
+            if to is exp.DataType.Type.DOUBLE and (double := converted_to(value, Kind.DOUBLE)):
                 return double
         elif isinstance(value, str) and to in _INSTANT_TYPES:
             return Instant(instant(value, self._zone))

@@ -204,7 +204,7 @@ def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[tuple[str, int
         return codes
 
     try:
-        _repeated(attempt)
+        _retry(attempt)
     except BrokerError as error:
         raise error.extended(f" (group {group})") from None
 
@@ -246,11 +246,13 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
         if not wrong:
             return
         if time.monotonic() > deadline:
-            raise BrokerError(f"configurations were set, but brokers report others: {some(wrong)}")
+            raise BrokerError(
+                f"configurations were set, but brokers report other values: {some(wrong)}"
+            )
         time.sleep(_PAUSE_SECONDS)
 
 
-def _repeated(attempt: Callable[[], Iterable[int]]) -> None:
+def _retry(attempt: Callable[[], Iterable[int]]) -> None:
     """Calls `attempt` until it returns no error code. Raises the first error that a retry cannot
     resolve.
     """

@@ -1,5 +1,4 @@
-"""Computes digests of the rows of partitions. They do not depend on the sizes of batches and tasks.
-"""
+"""Computes digests of the rows of partitions, independent of the sizes of batches and tasks."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ class PartitionRestore:
 
     @property
     def name(self) -> str:
-        """Target topic and partition in the form in which the broker names the partition's folder.
-        """
+        """Target topic and partition, as in the name of the partition's folder."""
         return f"{self.target_topic}-{self.partition}"
 
 

@@ -69,7 +69,7 @@ def write_restore(
         for name, folder in folders.items():
             if journal.staged(name) is None:
                 check_empty(folder)
-        sources = _unchanged(plan, parsed)
+        sources = _plan_unchanged_tier(plan, parsed)
         if journal.has("checked"):
             return plan
         journal.begin(str(target.path.resolve()))
@@ -86,7 +86,9 @@ def write_restore(
     return plan
 
 
-def _unchanged(plan: RestorePlan, options: ScanOptions) -> dict[tuple[str, int], PartitionPlan]:
+def _plan_unchanged_tier(
+    plan: RestorePlan, options: ScanOptions
+) -> dict[tuple[str, int], PartitionPlan]:
     """Plans the tier again, and checks that it has the segments in `plan`. Returns the new plan of
     each partition.
     """

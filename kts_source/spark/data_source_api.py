@@ -64,11 +64,11 @@ __all__ = [
     "ReadAllAvailable",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
-    "Travels",
+    "UnpickledByLoad",
 ]
 
 
-class Travels(abc.ABCMeta):
+class UnpickledByLoad(abc.ABCMeta):
     """Metaclass of classes that Spark pickles. They are unpickled by `worker.load`, so a worker
     without this package raises an error that explains the problem.
     """
@@ -78,4 +78,4 @@ def _loaded(cls: type) -> tuple[Any, ...]:
     return load, (cls.__module__, cls.__qualname__)
 
 
-copyreg.pickle(Travels, _loaded)
+copyreg.pickle(UnpickledByLoad, _loaded)

@@ -17,10 +17,10 @@ from kts_source.options import (
     parse_any_options,
 )
 from kts_source.options.value_formats import column_types, further_columns
-from kts_source.spark.data_source_api import DataSource, Travels, types
+from kts_source.spark.data_source_api import DataSource, UnpickledByLoad, types
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
-from kts_source.spark.registration import replacing_quietly
-from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
+from kts_source.spark.registration import without_replacement_warning
+from kts_source.spark.worker import explained_imports, forget_archive_finders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, Sequence
@@ -162,7 +162,7 @@ def columns_of(
     return tuple(columns)
 
 
-class TieredKafkaDataSource(DataSource, metaclass=Travels):
+class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
     """Reads Kafka topics from tiered storage. Closed segments are read directly from the objects in
     the store.
 
@@ -191,7 +191,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         super().__init__(options)
         # Parse the options here, because Spark does not call schema() if the user sets a schema.
         self._scan_options = parse_any_options(dict(options))
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
 
     @classmethod
     def name(cls) -> str:
@@ -263,7 +263,7 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    with replacing_quietly(spark):
+    with without_replacement_warning(spark):
         try:
             spark.dataSource.register(TieredKafkaDataSource)
         except AnalysisException as error:

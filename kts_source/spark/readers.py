@@ -23,13 +23,13 @@ from kts_source.spark.data_source_api import (
     ReadAllAvailable,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
-    Travels,
+    UnpickledByLoad,
 )
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
-    forget_finders_of_sparks_archives,
-    garbage_left_alone,
+    forget_archive_finders,
+    garbage_collection_paused,
 )
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
 from kts_source.texts import some
@@ -62,7 +62,7 @@ def task_rows(
         return
     let_spark_collect_log_lines()
     try:
-        with explained_imports(), garbage_left_alone():
+        with explained_imports(), garbage_collection_paused():
             from kts_source.read.read_task import run_task
 
             rows = run_task(task, options, _task_place(scan))
@@ -130,7 +130,7 @@ def _offsets(plan: ScanPlan) -> str:
     )
 
 
-class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
+class TieredKafkaBatchReader(DataSourceReader, metaclass=UnpickledByLoad):
     """Reads the table that one `load()` returned.
 
     Spark pickles the reader before it calls `partitions()`, so the partitions contain all results
@@ -163,7 +163,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
             plan.nominal_bytes,
             _offsets(plan),
         )
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -172,7 +172,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
 
 
 class TieredKafkaStreamReader(
-    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=Travels
+    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=UnpickledByLoad
 ):
     """Reads the stream that one `load()` returned.
 
@@ -250,7 +250,7 @@ class TieredKafkaStreamReader(
         """
         self._last_end = end
         plan = self._stream.plan(position_from_json(start), position_from_json(end))
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
         if plan is None:
             return []
         offsets = sum(partition.stop - partition.start for partition in plan.partitions)

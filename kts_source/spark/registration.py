@@ -14,7 +14,7 @@ _MANAGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 
 @contextmanager
-def replacing_quietly(spark: SparkSession) -> Iterator[None]:
+def without_replacement_warning(spark: SparkSession) -> Iterator[None]:
     """While the block runs, hides Spark's warning that a new data source replaces a registered one.
     Does nothing if the session gives no access to its JVM.
     """

@@ -75,7 +75,7 @@ _modules_frozen = 0
 
 
 @contextlib.contextmanager
-def garbage_left_alone() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """Disables garbage collection while a worker imports modules and reads its first rows.
     Afterwards freezes the imported objects: collecting garbage among them took a fifth of the time
     of a query.
@@ -102,7 +102,7 @@ def end_task() -> None:
         gc.collect()
         gc.freeze()
         _modules_frozen = len(sys.modules)
-    forget_finders_of_sparks_archives()
+    forget_archive_finders()
 
 
 def _collects_between_tasks() -> bool:
@@ -114,7 +114,7 @@ def _collects_between_tasks() -> bool:
     return forked and pyspark.__version__.startswith("4.") and is_on()
 
 
-def forget_finders_of_sparks_archives() -> None:
+def forget_archive_finders() -> None:
     """Removes the import finders of Spark's archives in Python workers. Call it also in workers
     that plan.
 
@@ -125,7 +125,7 @@ def forget_finders_of_sparks_archives() -> None:
     """
     import pyspark
 
-    if not is_on() or not _reads_archives_anew(pyspark.__version__, sys.version_info[:2]):
+    if not is_on() or not _rereads_archives(pyspark.__version__, sys.version_info[:2]):
         return
     archive = getattr(pyspark.__loader__, "archive", None)
     if archive is None:
@@ -136,5 +136,5 @@ def forget_finders_of_sparks_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _reads_archives_anew(spark: str, python: tuple[int, ...]) -> bool:
+def _rereads_archives(spark: str, python: tuple[int, ...]) -> bool:
     return spark.startswith("4.0.") and python < (3, 13)

@@ -132,12 +132,9 @@ def make_array(
     buffers: Sequence[pa.Buffer] = (),
     children: Sequence[pa.Array] | None = None,
 ) -> pa.Array:
-    """Builds an Arrow array from filled buffers.
-
-    Args:
-        present: One byte for each row, which is 0 if the row is null. `None` if no row is null.
-        buffers: Buffers of the array, without the validity bitmap.
-        children: Child arrays if the type is nested.
+    """Builds an Arrow array of `rows` rows from filled buffers. `present` has one byte for each
+    row, which is 0 if the row is null (`None`: no row is null); `buffers` does not include the
+    validity bitmap. A nested type has child arrays.
     """
     nulls = 0 if present is None else rows - int(np.count_nonzero(present))
     validity = pack_bits(present) if nulls and present is not None else None

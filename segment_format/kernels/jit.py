@@ -22,12 +22,8 @@ _NOTICE: Final = "compiling kernels, once per machine, about 20 s"
 
 
 def compile_kernel(name: str, module: str, signature: str, reason: str) -> Callable[..., int]:
-    """Returns a kernel that numba compiles now, or has compiled before.
-
-    Args:
-        module: Module below `segment_format` that defines it.
-        signature: Types of the result and of the parameters.
-        reason: Why the kernel is not taken from the library.
+    """Returns the kernel `name` of `module` (a module below `segment_format`), which numba compiles
+    now, or has compiled before. `reason` says why the kernel is not taken from the library.
 
     Raises:
         ImportError: numba is not installed.

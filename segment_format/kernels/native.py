@@ -133,8 +133,7 @@ def symbol(variant: str, name: str) -> str:
 
 @lru_cache(1)
 def _library() -> tuple[ctypes.CDLL, str] | str:
-    """Returns the library and the variant for this CPU, or the reason why no library can be used.
-    """
+    """Returns the library and the variant for this CPU, or the reason why there is none."""
     wanted = os.environ.get("KTS_KERNELS")
     if wanted == JIT:
         return f"KTS_KERNELS={JIT}"

@@ -457,15 +457,8 @@ def parse_metadata_columns(
     values: pa.BinaryArray | pa.LargeBinaryArray, offsets: Integers | None = None
 ) -> MetadataColumns:
     """Parses values of records, like `parse_metadata_record`. Returns columns with one row per
-    value. `offsets` are the Kafka offsets of the records, for errors.
-
-    Args:
-        values: Values of records, as `iter_arrow` returns them. The caller must drop null values
-            (tombstones).
-
-    Returns:
-        The rows, in the order of `values`. The memory is at most a small multiple of the bytes and
-        of the number of values.
+    value, in the order of `values`. The caller must drop null values (tombstones). `offsets` are
+    the Kafka offsets of the records, for errors.
 
     Raises:
         InvalidMetadataError: A value is invalid. The error names the first invalid value.

@@ -243,10 +243,7 @@ def metadata_partition(
     topic_id: uuid.UUID, partition: int, num_partitions: int = DEFAULT_METADATA_PARTITIONS
 ) -> int:
     """Returns the number of the partition of `__remote_log_metadata` that contains the events of a
-    user partition.
-
-    Args:
-        num_partitions: Number of partitions of `__remote_log_metadata`, at least 1.
+    user partition. `num_partitions` is the number of partitions of `__remote_log_metadata`.
 
     Raises:
         ValueError: `num_partitions` is below 1.

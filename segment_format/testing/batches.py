@@ -343,6 +343,7 @@ def frame_batch(
     """Returns a batch with correct length and checksum. The payload may be invalid.
 
     Args:
+        producer_id: Id of the producer.
         payload: Bytes after the header, already compressed with the codec in `attributes`.
         base_offset: First offset of the batch as it was produced.
         record_count: Number of records that the header states; may differ from the number in the
@@ -444,6 +445,8 @@ def write_empty_batch(
     """Returns a batch without records. Compaction keeps a producer's last batch in this form.
 
     Args:
+        transactional: Sets attribute bit 4.
+        control: Sets attribute bit 5.
         base_offset: First offset of the original batch.
         last_offset: Last offset of the original batch, inclusive.
         max_timestamp: Largest timestamp of the original batch, milliseconds since 1970.

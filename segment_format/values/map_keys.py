@@ -50,6 +50,8 @@ def make_map(
     key is kept.
 
     Args:
+        kind: Type of the maps.
+        rows: Number of maps.
         present: A byte for each map, which is 0 if the map is null. `None` if no map is null.
         ends: int32 offsets into the entries: 0, then the end of each map's entries.
         entries: Two arrays: the keys, without nulls, and the values.

@@ -295,9 +295,11 @@ class _Runner:
         prefix: int = 0,
         bad: Sequence[BadValue] = (),
     ) -> DecodedValues:
-        """Decodes a batch of values. `bad` are values that are already known to be bad.
+        """Decodes a batch of values.
 
         Args:
+            programs: Programs to decode the values; empty if all values are bad or null.
+            bad: Values that are already known to be bad, in the order of their rows.
             values: A `pa.binary()` array.
             program_of: For each value, the index of its program in `programs`; -1 for bad values.
                 Undefined for nulls. By default the first program decodes all values.

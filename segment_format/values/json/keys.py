@@ -304,15 +304,13 @@ def _remember(keys: Address, number: Value, token: Address, size: Value, field: 
 def next_key(
     frame: Address, struct: Address, keys: Address, number: Value, address: Address, stop: Address
 ) -> Value:
-    """Parses the next key of an object, and sets `KEY_FIELD` and `KEY_NEXT` in the frame.
+    """Parses the next key of an object, and sets `KEY_FIELD` and `KEY_NEXT` in the frame. `keys` is
+    the address of the keys that the struct remembers, and `number` the number of the key that is
+    expected here. `address` is the address of the opening brace for the first key, and the address
+    after the previous value for all other keys.
 
     Returns two numbers. The first is the address of the key's value; or the address after the
     object, if it has no further key; or an error code. The second is the address of the error.
-
-    Args:
-        number: Number of the remembered key that is expected here, from 0.
-        address: For the first key, address of the opening brace. For other keys, address after the
-            previous value.
     """
     token = address
     if number == 0:

@@ -111,13 +111,9 @@ def gather_texts(
     to: Address,
 ) -> None:
     """Copies strings to the buffers of an Arrow array: the concatenated bytes of the strings to
-    `to`, and int32 offsets (0, then the end of each string) to `ends`.
-
-    Args:
-        data: Address of the locations of the strings, see `contract`.
-        stop: End of the input. Nothing at or after it is read.
-        arena: Address of the unescaped strings; up to 32 bytes after them may be read.
-        to: Address to which the bytes are written; up to 32 bytes more may be written.
+    `to`, and int32 offsets (0, then the end of each string) to `ends`. `data` is the address of the
+    locations of the strings, see `contract`. Reads nothing at or after `stop`, but up to 32 bytes
+    after the strings in `arena`. Up to 32 bytes after the target may be overwritten.
     """
     start = to
     store_i32(ends, 0)

@@ -29,6 +29,8 @@ def match_heads(
     may be a prefix of another head.
 
     Args:
+        rows: Number of values.
+        count: Number of heads.
         ends: Address of int32 numbers: start of each value, then the end of the last value.
         data: Address of the bytes of the values.
         heads: Address of the bytes of all heads.
