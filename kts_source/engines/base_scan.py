@@ -130,7 +130,7 @@ class BaseScan(Displayed):
         """Returns a scan of the same rows that has only the columns in `columns`, in this order.
 
         Args:
-            *columns: Names of columns of the table, or lists of names.
+            *columns: Names of columns, or lists of names.
 
         Raises:
             InvalidOptionError: A name is unknown or repeated.

@@ -98,8 +98,8 @@ def implied_condition(expression: pc.Expression, schema: pa.Schema) -> Predicate
 
 
 def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, ...]:
-    """Returns the columns of the table that an expression uses, in the order of `columns`. Returns
-    all columns if the expression refers to columns by number, or cannot be parsed.
+    """Returns those of `columns` that an expression uses, or all columns if the expression refers
+    to columns by number or cannot be parsed.
     """
     tree = _tree(expression)
     if tree is None:

@@ -111,7 +111,7 @@ def replay_tasks(
     options: ScanOptions, settings: ExportSettings, state: TableState
 ) -> list[ReplayTask]:
     """Returns a task for each file of dead letters that must be replayed into a table. Moves files
-    that were replayed before.
+    that were already replayed to `_kts/replayed/`.
 
     Skips files of other tables and of topics that the options do not select.
 

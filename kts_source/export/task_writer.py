@@ -369,7 +369,7 @@ class TaskWriter:
 
 _NEEDED: Final[tuple[str, ...]] = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
-"""More rows than batches for Spark, because the writer has a cost per batch."""
+"""Larger than batches for Spark, because the writer has a fixed cost per batch."""
 
 
 @dataclass(frozen=True, slots=True)

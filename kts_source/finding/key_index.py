@@ -332,8 +332,8 @@ class IndexFolder:
             return None
         if index.check != self._check(index.salt):
             raise InvalidOptionError(
-                f"index {file} was made with another secret, or without a secret: use the same"
-                " secret, or no secret"
+                f"index {file} was made with another secret, or without a secret: use the"
+                " secret of the index, or no secret if the index has none"
             )
         return index
 

@@ -213,7 +213,7 @@ def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
 
 
 def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
-    """Returns the names of the columns that decoding adds to the table."""
+    """Returns the names of the columns that decoding adds: encoded bytes and decoding errors."""
     formats = tuple(formats)
     return (*error_columns(formats), *(form.raw_column for form in formats))
 

@@ -262,8 +262,8 @@ def operands_of(predicate: Predicate) -> frozenset[Operand]:
 
 
 def columns_of(predicate: Predicate) -> frozenset[str]:
-    """Returns the columns of the table that a predicate reads. It reads column `headers` if it
-    contains `header('name')`.
+    """Returns the columns that a predicate reads. It reads column `headers` if it contains
+    `header('name')`.
     """
     return frozenset(operand.source for operand in operands_of(predicate))
 

@@ -25,8 +25,8 @@ REQUIRED_CONFIGS: Final = {
     "retention.bytes": "-1",
     "remote.storage.enable": "false",
 }
-"""Topic configurations during a restore. Others would delete or compact restored records, or upload
-them, before they are verified.
+"""Topic configurations during a restore. With other values, brokers would delete, compact or upload
+restored records before they are verified.
 """
 
 

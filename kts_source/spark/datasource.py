@@ -60,8 +60,8 @@ def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -
 
 
 def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
-    """Returns the Spark type of each column that a table can have if keys and values are decoded by
-    `formats`.
+    """Returns the Spark type of each column that the data source supports, with keys and values
+    decoded by `formats`.
     """
     if not formats:
         return _TYPES
@@ -119,8 +119,8 @@ def columns_of(
     """Returns the names of the columns in a user's schema, in the order of the schema.
 
     Raises:
-        InvalidOptionError: The schema has a column that the table does not have, a column with
-            another type than in the table, the same column twice, or a column that is not nullable.
+        InvalidOptionError: The schema has an unknown column, a column with a wrong type, a repeated
+            column, or a column that is not nullable.
     """
     if not isinstance(schema, types.StructType):
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -137,7 +137,7 @@ def columns_of(
             close = difflib.get_close_matches(field.name, every, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidOptionError(
-                f"the schema has a column {field.name!r}, which the table does not have{hint}"
+                f"the schema has a column {field.name!r}, which the data source does not have{hint}"
                 f" (columns: {', '.join(names)})"
             )
         if field.name != name:
@@ -214,8 +214,7 @@ class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
         StructType.
 
         Raises:
-            InvalidOptionError: The schema does not match the table, or an option is only for
-                streams.
+            InvalidOptionError: `columns_of` rejects the schema, or an option is only for streams.
         """
         check_for_batch(self._scan_options)
         options = self._options_for(schema)
@@ -229,7 +228,7 @@ class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
         """Returns a stream reader for the columns of a schema.
 
         Raises:
-            InvalidOptionError: The schema does not match the table, or an option is only for batch
+            InvalidOptionError: `columns_of` rejects the schema, or an option is only for batch
                 queries.
         """
         check_for_stream(self._scan_options)

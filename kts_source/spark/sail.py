@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from kts_source.spark.data_source_api import InputPartition
 
 TESTED_VERSIONS: Final = frozenset({"0.7.2"})
-"""Versions of pysail with correct conditions. 0.7.2 passes wrong text conditions, so untested
-versions are not trusted.
+"""Versions of pysail whose filters on the supported columns are correct. Filters of other versions
+are ignored, because even 0.7.2 passes wrong filters on text columns.
 """
 MAX_BATCHES: Final = 15
 """Maximum batches of a task. Sail's channel has room for one more item, which signals the task's
@@ -63,7 +63,9 @@ _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 into several batches.
 """
 _turns: Final = threading.BoundedSemaphore(os.cpu_count() or 1)
-"""Limits how many tasks decode at a time. More concurrent tasks would only use memory."""
+"""Limits how many tasks decode at a time. More tasks would need more memory without being
+faster.
+"""
 _COLUMNS: Final = ("offset", PARTITION, "timestamp")
 _OPS: Final = {
     "EqualTo": Op.EQ,

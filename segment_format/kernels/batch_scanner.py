@@ -77,7 +77,7 @@ class BatchScanner:
     """Reads the batch headers of a log into tables. The caller passes the log in windows
     (consecutive pieces) of any size.
 
-    Windows are not copied, except an entry that spans several windows (at most `max_batch_bytes`).
+    Only an entry that spans several windows is copied (at most `max_batch_bytes`).
 
     Args:
         size: Size of the log in bytes.

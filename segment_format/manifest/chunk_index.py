@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     ChunkSizes = npt.NDArray[np.int32]
 
 MAX_PAYLOAD_BYTES: Final = 10 << 20
-"""The plugin has the same limit. With one byte per size, this is 10.5 million chunks."""
+"""Limit of a decompressed payload, as in the plugin: 10.5 million chunks with one byte per size."""
 MAX_INT32: Final = 2**31 - 1
 _MANY: Final = struct.Struct(">iib")
 _COUNT: Final = struct.Struct(">i")

@@ -127,8 +127,8 @@ class _Walk:
         next_offset: Smallest offset that the next entry may have.
         has_holes: True if offsets are missing in or between the entries that were read, as after
             compaction.
-        is_counting: True if the previous entry was read. If false, a gap before the next entry does
-            not prove that offsets are missing.
+        is_counting: True if the entry before the next entry was read. If false, a gap before the
+            next entry does not prove that offsets are missing.
     """
 
     next_offset: int

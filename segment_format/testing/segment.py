@@ -48,14 +48,14 @@ class ProducerEntry:
 
     Attributes:
         producer_id: Id of the producer.
-        producer_epoch: Its newest epoch.
-        last_sequence: Last sequence of its last batch; -1 if it wrote only markers.
-        last_offset: Last offset of its last batch; -1 if it wrote only markers.
-        offset_delta: Last offset minus first offset of its last batch.
-        timestamp: Milliseconds since 1970: the timestamp of its last marker, or the largest
-            timestamp of its last batch if no marker follows that batch.
-        coordinator_epoch: Coordinator epoch of its last marker; -1 if it has no marker.
-        current_txn_first_offset: First offset of its open transaction; -1 if none is open.
+        producer_epoch: Newest epoch of the producer.
+        last_sequence: Last sequence of the producer's last batch; -1 if it wrote only markers.
+        last_offset: Last offset of the last batch; -1 if it wrote only markers.
+        offset_delta: Last offset minus first offset of the last batch.
+        timestamp: Milliseconds since 1970: the timestamp of the last marker, or the largest
+            timestamp of the last batch if no marker follows the batch.
+        coordinator_epoch: Coordinator epoch of the last marker; -1 if there is none.
+        current_txn_first_offset: First offset of the open transaction; -1 if none is open.
     """
 
     producer_id: int
