@@ -341,11 +341,8 @@ class _JsonValue:
 
     @classmethod
     def from_dict(cls, document: Any) -> Self:  # noqa: ANN401  # of JSON
-        """Restores an object from the result of `to_dict`.
-
-        Raises:
-            KeyError: An attribute is missing.
-            TypeError: An attribute has a wrong type.
+        """Restores an object from the result of `to_dict`. Raises `KeyError` if an attribute is
+        missing, and `TypeError` if an attribute has a wrong type.
         """
         values: dict[str, Any] = {}
         for field in fields(cls):  # type: ignore[arg-type]  # subclasses are dataclasses

@@ -150,13 +150,11 @@ def _pair(text: str) -> tuple[str, str]:
 def _add_arguments(
     options: dict[str, str], given: Sequence[str], profile: str | None, *, takes_topic: bool
 ) -> None:
-    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC.
+    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC. A
+    single argument is the topic if it cannot be a path or if the path is already known.
 
-    A single argument is the topic if it cannot be a path or if the path is already known.
-
-    Raises:
-        InvalidOptionError: An argument and its option are both set.
-        UsageError: There are too many arguments.
+    Raises `InvalidOptionError` if an argument and its option are both set, and `UsageError` for too
+    many arguments.
     """
     names = ("path", "subscribe") if takes_topic else ("path",)
     if len(given) > len(names):

@@ -321,13 +321,10 @@ class _Run:
                 break
 
     def _typed_columns(self, state: TableState) -> pa.Schema | None:
-        """Returns the columns of the rows. Decoded columns also have the fields that only the table
-        has.
+        """Returns the columns of the rows; decoded columns also have the fields that only the table
+        has. Returns `None` if no column is decoded, or if a transform may change the columns.
 
-        Returns `None` if no column is decoded, or if a transform may change the columns.
-
-        Raises:
-            SchemaChangedError: The columns do not fit the columns of the table.
+        Raises `SchemaChangedError` if the columns do not fit the columns of the table.
         """
         typed = typed_columns(self.options)
         if not typed or self.settings.transform is not None:
@@ -481,10 +478,8 @@ class _Run:
         self.seconds["committing"] += time.monotonic() - started
 
     def _check_new_fields(self, reports: Sequence[TaskReport]) -> None:
-        """Reports fields that are not in the schema, each of them once per run.
-
-        Raises:
-            SchemaChangedError: There are such fields, and `on_new_fields` is `fail`.
+        """Reports fields that the schema lacks, each of them once per run. If `on_new_fields` is
+        `fail`, raises `SchemaChangedError` instead.
         """
         found = dict.fromkeys(name for report in reports for name in report.new_fields)
         new = [name for name in found if name not in self.new_fields]

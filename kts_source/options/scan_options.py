@@ -527,11 +527,9 @@ def _check_catalog(values: Mapping[str, Any], *, has_brokers: bool) -> None:
 
 
 def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, ...]:
-    """Returns the paths of option `tailPath`, which name disks of stopped brokers.
-
-    Raises:
-        InvalidOptionError: The options name brokers and disks of stopped brokers, or option
-            `layout` or `keyPrefix` contradicts `tailPath`.
+    """Returns the paths of option `tailPath`, which name disks of stopped brokers. Raises
+    `InvalidOptionError` if the options also name running brokers, or if `layout` or `keyPrefix`
+    contradicts `tailPath`.
     """
     for name, is_given in (
         ("layout 'kafka-logs'", values["layout"] == DISKS),

@@ -561,10 +561,8 @@ class RecordDecoder:
     def _is_followed(self, view: memoryview, stop: Entry) -> bool:
         """If offsets are missing before the stop offset, checks that the entry after `stop` has
         larger offsets than `stop`, the entry of magic 0 or 1 that ends the decoding. Returns False
-        if the check needs more bytes than the window has.
-
-        Raises:
-            CorruptRecordError: The offsets of the two entries do not ascend.
+        if the check needs more bytes than the window has. Raises `CorruptRecordError` if the
+        offsets do not ascend.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:

@@ -47,11 +47,8 @@ MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
-    """Parses UTF-8 bytes that contain one JSON object. Refuses NaN and Infinity.
-
-    Raises:
-        InvalidManifestError: The bytes are not valid UTF-8 or not a JSON object, or they contain
-            NaN or Infinity.
+    """Parses UTF-8 bytes that contain one JSON object. Raises `InvalidManifestError` if they do
+    not, or if the object contains NaN or Infinity.
     """
     try:
         text = bytes(data).decode("utf-8")

@@ -303,11 +303,9 @@ def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _states_after(kinds: Integers, rank: Integers) -> Integers:
-    """Returns for each event the state of its segment after the event.
-
-    Args:
-        kinds: Kind of each event. The events of a segment are consecutive.
-        rank: Number of each event among the events of its segment, from 0.
+    """Returns for each event the state of its segment after the event. The events of a segment are
+    consecutive in `kinds`, the kinds of the events. `rank` is the number of an event within its
+    segment.
     """
     _, functions, composed = _tables()
     function = functions[kinds]

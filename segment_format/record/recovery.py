@@ -405,10 +405,8 @@ class WholeBatches:
         return WholeBatch(position, header, marker)
 
     def _entry(self, head: memoryview) -> Entry:
-        """Returns the entry that begins at `position`. `head` contains its first bytes.
-
-        Raises:
-            CorruptRecordError: The bytes are not an entry.
+        """Returns the entry that begins at `position`. `head` contains its first bytes. Raises
+        `CorruptRecordError` if they are not an entry.
         """
         if len(head) < ENTRY_PREFIX_SIZE:
             raise CorruptRecordError(f"{len(head)} bytes are not a batch")

@@ -279,10 +279,8 @@ class _Runner:
         return self._root.type
 
     def compiled(self, writer: Schema) -> Program:
-        """Compiles the program that decodes values of a writer's schema, and returns it.
-
-        Raises:
-            AvroSchemaError: The reader's schema cannot read any of the writer's values.
+        """Returns the program that decodes values of a writer's schema. Raises `AvroSchemaError` if
+        the reader's schema cannot read any of these values.
         """
         return compiled(writer, self._reader, self._root)
 
@@ -295,18 +293,12 @@ class _Runner:
         prefix: int = 0,
         bad: Sequence[BadValue] = (),
     ) -> DecodedValues:
-        """Decodes a batch of values.
+        """Decodes a batch of values with `programs`. The result includes `bad`, values that are
+        already known to be bad.
 
-        Args:
-            programs: Programs to decode the values; empty if all values are bad or null.
-            bad: Values that are already known to be bad, in the order of their rows.
-            values: A `pa.binary()` array.
-            program_of: For each value, the index of its program in `programs`; -1 for bad values.
-                Undefined for nulls. By default the first program decodes all values.
-            prefix: Number of bytes to skip at the start of each value.
-
-        Raises:
-            TypeError: `values` is not a `pa.binary()` array.
+        `program_of` contains the index of each value's program; -1 for bad values. It is undefined
+        for nulls. By default, the first program decodes all values. `prefix` is the number of bytes
+        to skip at the start of each value.
         """
         if values.type != pa.binary():
             raise TypeError(f"values are {values.type}, not binary")

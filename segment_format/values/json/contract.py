@@ -156,8 +156,8 @@ NULL: Final = 28
 TOO_MANY_ITEMS: Final = 29
 BAD_ZONE: Final = 30
 LAST_CODE: Final = 63
-"""Largest error code. Functions that return an address return a code if they fail. No address is so
-small.
+"""Largest error code. Functions that return an address return a code if they fail. Every address is
+larger.
 """
 
 MAX_DEPTH: Final = 512
