@@ -169,7 +169,7 @@ class StoreError(TieredKafkaError):
 
     Attributes:
         attempts: One line for each failed attempt, oldest first, without credentials; empty if all
-            attempts failed for the same reason.
+            attempts failed for one reason.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Decodes log bytes to Arrow record batches with the column types of Spark's Kafka source.
 
-`iter_arrow` takes a buffer of complete entries. `RecordDecoder` takes the same bytes in pieces of
-any size, and needs limited memory. Both use compiled kernels. For the same bytes, they return the
-same rows, or raise the same class of error, as the pure Python decoder
+`iter_arrow` takes a buffer of complete entries. `RecordDecoder` takes the bytes of entries in
+pieces of any size, and needs limited memory. Both use compiled kernels. For given bytes, they
+return the rows, or raise the class of error, of the pure Python decoder
 `segment_format.record.records.iter_batches`.
 
 | column | type | meaning |

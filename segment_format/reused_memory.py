@@ -45,8 +45,8 @@ class _Pool:
         self.returned: deque[mmap.mmap] = deque()
 
     def take(self, size: int) -> mmap.mmap | None:
-        """Removes the smallest idle mapping that has at least `size` bytes, and returns it. Returns
-        None if there is no such mapping, or if all of them are much larger.
+        """Removes and returns the smallest idle mapping that has at least `size` bytes. Returns
+        None if no mapping is large enough, or if all large enough mappings are much larger.
         """
         with self.lock:
             self._collect()

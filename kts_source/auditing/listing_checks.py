@@ -160,7 +160,7 @@ def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator
 
 
 def check_duplicates(partition: PartitionObjects) -> Iterator[Finding]:
-    """Finds segments that have the same base offset."""
+    """Reports segments that have equal base offsets."""
     by_base: dict[int, list[SegmentEntry]] = defaultdict(list)
     for entry in partition.entries:
         by_base[entry.base_offset].append(entry)
@@ -251,8 +251,7 @@ def check_orphans(
 
 def _in_holes(base: int, stop: int | None, holes: Sequence[Hole]) -> list[tuple[int, int | None]]:
     """Returns the parts [start, stop) of the segment [`base`, `stop`) that are inside `holes`. If
-    `stop` is `None`, the end of the segment is unknown, and the end of the returned part is `None`,
-    too.
+    `stop` is `None` (unknown), returns (`base`, `None`) if `base` is inside a hole.
     """
     if stop is None:
         return [(base, None)] if any(hole.start <= base < hole.stop for hole in holes) else []

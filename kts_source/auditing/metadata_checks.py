@@ -476,8 +476,8 @@ def _check_newest_checkpoint(
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> list[Finding]:
-    """Compares the leader-epoch checkpoint of the newest segment with the other segments. Reports
-    all segments that contradict it in one finding.
+    """Reports, in one finding, all segments that contradict the leader-epoch checkpoint of the
+    newest segment.
     """
     if newest is None:
         return []

@@ -1,8 +1,8 @@
 """The state of audits: a file of proofs, so that the next audit reads only new segments.
 
 The file has one line for each segment without faults. It also has one line for each partition in
-which all segments have a proof. A later line replaces an earlier line about the same segment or
-partition. A line has these fields, separated by tabs:
+which all segments have a proof. If a segment or partition has several lines, the last line counts.
+A line has these fields, separated by tabs:
 
     CRC-32C of the other fields (8 hex digits), kind, partition, name, identity, JSON
 

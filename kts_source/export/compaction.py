@@ -499,15 +499,15 @@ def check_lost(
     committed: CommittedRanges,
     lost: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> None:
-    """Checks that the table has no rows at offsets that cannot be read from the tier. A rebuild
-    would lose such rows.
+    """Checks that the table has no rows at offsets that cannot be read from the tier, because a
+    rebuild would lose these rows.
 
     `lost` contains the unreadable offsets [start, stop) of each partition. The check does not
     depend on `failOnDataLoss`. Without an offset column, the check fails if the table has any row
     of the partition. Without a partition column, it fails if the table has any row of the topic.
 
     Raises:
-        RangeGapError: The table has such rows.
+        RangeGapError: The table has rows at unreadable offsets.
         ExportError: A file lacks a column of the table.
     """
     gaps = [

@@ -1,4 +1,6 @@
-"""Reports what a run of an export would do, from its plan and a sample of its records."""
+"""Reports the offsets and rows that a run of an export would write, from its plan and a sample of
+its records.
+"""
 
 from __future__ import annotations
 

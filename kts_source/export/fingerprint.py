@@ -60,8 +60,9 @@ def digest_transform(transform: object) -> str:
 
 
 class _Digest:
-    """Computes digests of objects from their contents. Two objects with equal contents have the
-    same digest, even if their references are shared differently or their sets have another order.
+    """Computes digests of objects from their contents. Objects with equal contents have equal
+    digests, even if their sets have different orders, or if one object refers twice to an object
+    that the other contains as two copies.
     """
 
     def __init__(self) -> None:
@@ -191,8 +192,8 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns True if an object belongs to Python's standard library. The source code of such an
-    object is not part of a digest, because it changes with Python versions.
+    """Returns True if an object belongs to Python's standard library. Source code of the standard
+    library is not part of a digest, because it changes with Python versions.
     """
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 

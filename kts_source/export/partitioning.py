@@ -276,8 +276,8 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     """Parses the texts of argument `partition_by`.
 
     Raises:
-        InvalidOptionError: A text is neither a name nor a unit of a name, its time zone is unknown,
-            or two texts have the same partition column.
+        InvalidOptionError: A text is neither a name nor a unit of a name, a time zone is unknown,
+            or two texts name one partition column.
     """
     fields: list[PartitionField] = []
     for text in texts:

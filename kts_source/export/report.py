@@ -92,7 +92,7 @@ class BackfillReport(Displayed):
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
-        run_id: Id of the run, which its log lines and metrics have, too.
+        run_id: Id of the run, as in log lines and metrics.
         malformed: Number of rows that mode `DROPMALFORMED` dropped.
         newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
             the epoch; `None` if unknown, for example for records that only brokers have.
@@ -343,7 +343,7 @@ def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
     """Yields the offset ranges that tasks could not read because objects are missing. Each range
-    occurs once, even if several tasks read slices of the same segment.
+    occurs once, even if several tasks read slices of one segment.
     """
     for lost in sorted({lost for report in reports for lost in report.lost}):
         reason = "the object was deleted after planning"

@@ -269,7 +269,7 @@ class _Run:
         return report
 
     def check(self) -> BackfillReport:
-        """Plans the run, and reports what it would do; see `dry_report`."""
+        """Plans the run, and reports what it would write; see `dry_report`."""
         started = time.monotonic()
         state = self.table.load(self.rules)
         self._typed_columns(state)

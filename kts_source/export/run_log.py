@@ -1,6 +1,7 @@
-"""Writes the log lines of an export (level INFO): what it resumes from, each commit, and the end.
+"""Writes the log lines of an export (level INFO): the committed offsets at the start, each commit,
+and the end.
 
-All lines of a run begin with its run id, which its report and its metrics have, too.
+All lines of a run begin with the run id, as in the run's report and metrics.
 """
 
 from __future__ import annotations

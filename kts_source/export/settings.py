@@ -174,7 +174,7 @@ def export_settings(
 
     Args:
         target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        source: Options of the source. By default, the target uses its credentials, too.
+        source: Options of the source. Their credentials are also the default for the target.
         arguments: See `backfill`.
 
     Raises:

@@ -180,7 +180,7 @@ class TaskWriter:
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
         """Writes rows that cannot be decoded to the dead letters. `batch` contains their stored
-        bytes. `reasons` maps the number of each such row in the batch to the reason.
+        bytes. `reasons` maps the number of each undecodable row in the batch to the reason.
         """
         owner = self._owner_of(batch)
         self._count_records(owner, len(reasons))

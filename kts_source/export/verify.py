@@ -107,7 +107,7 @@ def verify(
         settings: Settings of the export.
 
     Returns:
-        Sentences that describe what was verified and what was not.
+        Sentences for the report: the checks that were made, and those that were not possible.
 
     Raises:
         DataLossError: Rows or a file are missing.
@@ -250,8 +250,7 @@ class _Check:
 
     def compare(self) -> tuple[str, ...]:
         """Compares the number of rows of each partition with the number that its commits recorded.
-        Returns the result of `verify`: sentences that describe what was compared and what was
-        not.
+        Returns the sentences for `verify`.
 
         Raises:
             DataLossError: Rows are missing.

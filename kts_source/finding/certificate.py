@@ -137,7 +137,8 @@ class UnreadRange:
         start: First offset, inclusive.
         stop: End, exclusive.
         reason: Why these offsets were not searched.
-        object: URI of the object that could not be read; `None` if there was no such object.
+        object: URI of the object that could not be read; `None` if the reason is not an unreadable
+            object.
     """
 
     start: int

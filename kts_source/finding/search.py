@@ -403,7 +403,7 @@ class Search(Displayed):
 
     Args:
         options: The scan to search. The default of `isolationLevel` is `read_uncommitted`, because
-            records of aborted transactions are in the tier, too.
+            the tier also contains records of aborted transactions.
         query: Conditions in addition to option `where`.
 
     Raises:

@@ -1,8 +1,8 @@
 """The selection of topics and partitions, and the bounds of a read. A bound is an end of the log,
 offsets or timestamps.
 
-The option texts have the same formats as in Spark's Kafka source (`KafkaOffsetRangeLimit` and its
-JSON).
+The texts of options have the formats of Spark's Kafka source (`KafkaOffsetRangeLimit`,
+`JsonUtils`).
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def field_values(field: Field, column: pa.Array) -> pa.Array:
 
 
 def ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Maps doubles to integers that have the same order as the doubles have in Spark: NaN equals
-    itself and is the largest value, and -0 equals 0.
+    """Maps doubles to integers that are ordered as Spark orders the doubles: NaN equals itself and
+    is the largest value, and -0 equals 0.
     """
     bits = (values + 0.0).view(np.int64)
     return np.where(np.isnan(values), MAX_INT64, np.where(bits < 0, bits ^ MAX_INT64, bits))

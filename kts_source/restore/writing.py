@@ -42,7 +42,7 @@ def write_restore(
 
     Args:
         plan_path: Path of the plan file. The journal is written next to it.
-        options: Options of the tier, the same as for the plan.
+        options: Options of the tier, as passed to `plan_restore`.
         log_dir: A log directory of the broker that has the only replicas of the target topics.
         on_partition: Called with the name of each partition after it is written.
 

@@ -183,8 +183,8 @@ class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
     array<struct<key:string,value:binary>>`. To decode only some columns, select them by
     `.schema("offset bigint, value binary")` or option `columns`.
 
-    Each query is planned once, so retried tasks read the same offsets. Another query on the same
-    DataFrame is planned again, as in Spark's Kafka source.
+    Each query is planned once, so a retried task reads the offsets of the first attempt. A second
+    query on a DataFrame is planned again, as in Spark's Kafka source.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

@@ -618,8 +618,8 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
 def decode_window(
     window: Address, window_size: Value, payload: Address, payload_size: Value, state: Address
 ) -> Value:
-    """Decodes entries until the caller must act. Returns a status, which says what the caller must
-    do. See `segment_format.kernels.contract`.
+    """Decodes entries until the caller must act. Returns a status, see
+    `segment_format.kernels.contract`.
 
     Args:
         window: Address of the bytes of a log. They begin with an entry.

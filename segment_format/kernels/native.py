@@ -5,8 +5,8 @@ variants for different CPUs. `load_kernel` opens this library and chooses the va
 so neither numba nor LLVM is imported. If there is no usable library, numba compiles the kernels
 when they are first used (`segment_format.kernels.jit`).
 
-The library contains the paths and digests of the sources from which it was compiled. A library
-whose sources have changed is not used, unless only comments and docstrings have changed.
+The library contains the paths and digests of the sources from which it was compiled. It is not used
+if code in a source has changed; changes of comments and docstrings do not matter.
 
 `KTS_KERNELS` in the environment names the variant to use, or `jit` for numba.
 """
@@ -102,7 +102,7 @@ VARIANTS: Final = {
 
 @lru_cache
 def load_kernel(name: str) -> Callable[..., int]:
-    """Returns a kernel. Its parameters are numbers; addresses are numbers, too.
+    """Returns a kernel. All parameters are numbers, including addresses.
 
     Args:
         name: Name of the kernel in `KERNELS`.

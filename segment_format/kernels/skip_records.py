@@ -178,8 +178,8 @@ _LONG = LONG
 
 @inlined
 def _same_bytes(left: Address, right: Address, size: Value) -> Value:
-    """Returns whether two byte ranges are equal. Compares their last bytes first, because many keys
-    begin with the same bytes.
+    """Returns whether two byte ranges are equal. Compares the last bytes first, because many keys
+    have a common beginning.
     """
     if size >= 8:
         behind = np.uint64(size) - _EIGHT

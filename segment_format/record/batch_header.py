@@ -226,9 +226,9 @@ class RecordBatchHeader:
     def require_record_count(self, position: int) -> None:
         """Checks that the batch does not state more records than it has offsets.
 
-        Kafka's leaders refuse a batch with more records than offsets: the last records would have
-        offsets of the next batch, so the record that a reader returns for such an offset would
-        depend on where the read begins.
+        Kafka's leaders refuse a batch with more records than offsets. Its last records would have
+        offsets of the next batch, so two records would have one offset, and the result of a read
+        would depend on where it begins.
 
         Raises:
             CorruptRecordError: The batch states more records than offsets.

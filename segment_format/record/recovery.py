@@ -282,15 +282,15 @@ def _require_plausible(
 
 
 def _crc32c(data: memoryview, crc: int) -> int:
-    """Continues the computation of a CRC-32C with the bytes of `data`. `crc` is the CRC-32C of the
-    previous bytes. `zlib.crc32` has the same two arguments for CRC-32.
+    """Returns the CRC-32C of the bytes before `data`, whose CRC-32C is `crc`, followed by `data`.
+    The arguments are those of `zlib.crc32`.
     """
     return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 
 
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """An intact batch. Log recovery keeps such batches.
+    """An intact batch, which log recovery keeps.
 
     Attributes:
         position: Position of its first byte in the file.

@@ -110,7 +110,7 @@ def compress(codec: str, payload: bytes, *, magic: int = 2) -> bytes:
     Args:
         codec: none, gzip, snappy, lz4 or zstd.
         payload: The records of one batch, or the inner entries of one legacy wrapper.
-        magic: Magic of the batch. With magic 0, the LZ4 header checksum covers the magic, too.
+        magic: Magic of the batch. With magic 0, the LZ4 header checksum also covers the LZ4 magic.
 
     Raises:
         ValueError: The codec is unknown, or is zstd with magic 0 or 1.

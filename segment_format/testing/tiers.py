@@ -126,8 +126,8 @@ class SegmentCipher:
     Args:
         key: Public key that encrypts the data key.
         random_bytes: Returns a given number of random bytes. Called for the data key, the AAD, the
-            OAEP seed and the IV of each message, in this order. If it is deterministic, the output
-            is, too.
+            OAEP seed and the IV of each message, in this order. A deterministic function makes the
+            output repeatable.
     """
 
     def __init__(self, key: EncryptionKey, random_bytes: Callable[[int], bytes]) -> None:
@@ -243,8 +243,8 @@ class AivenTierWriter:
         encryption: Public key that encrypts the data key of each segment; None for no encryption.
         broker_id: Broker id that is written to manifests.
         write_txn_idx_empty: True to write the manifest's member `txnIdxEmpty`, as Kafka 4 does.
-        random_bytes: Returns a given number of random bytes, for ids, keys and IVs. If it is
-            deterministic, the output is, too.
+        random_bytes: Returns a given number of random bytes, for ids, keys and IVs. A deterministic
+            function makes the output repeatable.
     """
 
     def __init__(

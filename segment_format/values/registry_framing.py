@@ -126,7 +126,7 @@ def read_confluent_header(value: bytes) -> tuple[int | str, int]:
     """Reads the header of a value. Returns two values: the id or GUID, and the size of the header
     in bytes.
 
-    `read_confluent_headers` must return the same for each value, but is faster.
+    The faster `read_confluent_headers` must return equal ids and sizes.
 
     Raises:
         ValueError: The value has no header.

@@ -110,8 +110,8 @@ class FramedAvroDecoder:
         reader: Schema of the result.
         writer_schema: Function that returns the schema for an id, GUID or UUID. If it raises
             LookupError or AvroSchemaError, all values with this id in the batch are bad, and the
-            text of the error is their reason. The next batch calls the function again. If the
-            function raises any other error, `decode` raises it, too.
+            text of the error is their reason. The next batch calls the function again. `decode`
+            raises any other error of the function.
         framing: Format of the header.
         columns: Paths of the fields to decode: names joined by dots. By default all fields.
 
@@ -251,7 +251,7 @@ def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
 def is_json_object(value: bytes) -> bool:
     """Returns whether a value is the JSON text of an object with at least one member.
 
-    `json_objects` must return the same for each value, but is faster.
+    The faster `json_objects` must return the indices of exactly these values.
     """
     if value[:1] != b"{" or value[-1:] != b"}":
         return False

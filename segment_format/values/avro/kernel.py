@@ -1,9 +1,9 @@
 """Contains the kernel that runs programs over the bytes of many values. It writes the decoded
 values to column buffers.
 
-If a row is bad, it becomes null. Then all counts are reset to their values before the row, so the
-next row overwrites what was written for the bad row. If a buffer is too small, the counts are reset
-in the same way, and the row is decoded again after the buffer has grown.
+A bad row becomes null, and all counts are reset to their values before the row, so the next row
+overwrites the data of the bad row. If a buffer is too small, the counts are also reset, and the row
+is decoded again after the buffer has grown.
 
 Avro's numbers are zig-zag varints of at most 10 bytes and 64 bits.
 """

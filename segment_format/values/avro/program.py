@@ -4,7 +4,7 @@ Schema resolution follows the Avro specification. Records, enums and fixed types
 unqualified names are equal, or if the reader's type has the writer's name as an alias. Different
 logical types (milliseconds and microseconds, decimals of another scale) do not match, because
 values would change their meaning. If the reader has a union, the branch with exactly the writer's
-type is used. If there is no such branch, the first branch that matches is used.
+type is used. Otherwise the first branch that matches is used.
 
 If the reader's type cannot represent one branch of a writer's union, only values of that branch are
 bad. If it cannot represent any branch, compilation fails.

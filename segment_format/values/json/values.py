@@ -60,7 +60,7 @@ def _clear(node: Address, first: Value, count: Value) -> None:
 
 @helper
 def clear_value(frame: Address, node: Address, entry: Value) -> None:
-    """Clears the value of a node in entry `entry`. If it is a struct, clears its fields, too."""
+    """Clears the value of a node in entry `entry`, and the fields of a struct."""
     nodes = address_in(frame, c.NODES)
     level = get(node, c.LEVEL)
     stop = nodes + address_in(node, c.STOP) * _NODE_BYTES

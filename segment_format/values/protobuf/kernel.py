@@ -1,7 +1,7 @@
 """Contains the kernel that decodes messages into columns.
 
-The fields of a message may have any order and may occur several times. Values of fields are stored
-in this way:
+The fields of a message may have any order and may occur several times. The kernel stores the values
+of fields as follows:
 
 * A number is stored at the current entry of its level. It replaces an earlier number of the same
   field.
@@ -9,10 +9,10 @@ in this way:
 * Elements of lists and maps are appended.
 * Absent fields are zero, because all columns are zero at first.
 
-The Arrow list offsets of an entry are written when the entry ends. If a value is bad, everything
-that was written for it is cleared, including its elements. If a member of a oneof is replaced by
-another member, it is cleared in the same way. If a buffer is full, the kernel returns before it
-changes anything for the current field, and the next call continues with this field.
+The Arrow list offsets of an entry are written when the entry ends. If a value is bad, all data
+written for it is cleared, including its elements. A member of a oneof that another member replaces
+is cleared, too. If a buffer is full, the kernel returns before it changes anything for the current
+field, and the next call continues with this field.
 
 Functions named `read_…` never read at or after `stop`. They return the value and the next address,
 which is 0 on failure. The limits are those of Google's upb: five bytes for tags and lengths, ten

@@ -145,9 +145,7 @@ WRAPPERS: Final = {
 
 
 def implicit_field(name: str, number: int, kind: FieldType) -> Field:
-    """Returns a field of a well-known type, such as Timestamp. The descriptor of such a type may be
-    missing.
-    """
+    """Returns a field of a well-known type, such as Timestamp, whose descriptor may be missing."""
     return Field(name, number, kind, "", repeated=False, has_presence=False, oneof=-1, default=None)
 
 
