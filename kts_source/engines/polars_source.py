@@ -136,13 +136,13 @@ def implied_condition(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None
         tree = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # noqa: BLE001  # such as a function of the user's, which has no JSON
         return None
-    return _certain(tree, schema)
+    return _implied(tree, schema)
 
 
-def _certain(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401  # JSON
+def _implied(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401  # JSON
     match node:
         case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
-            return conjunction(_certain(left, schema), _certain(right, schema))
+            return conjunction(_implied(left, schema), _implied(right, schema))
         case {"BinaryExpr": {"left": left, "op": str(op), "right": right}}:
             operator = _OPS.get(op)
             if operator is None:

@@ -113,7 +113,7 @@ def verify(
         DataLossError: Rows or a file are missing.
         ExportError: Rows are stored twice, or have offsets that the table does not record.
     """
-    recorded = {} if contents is None else _recorded(contents, committed, partitions)
+    recorded = {} if contents is None else _recorded_facts(contents, committed, partitions)
     if contents is None or not recorded:
         return ("verified nothing: the table has no rows of these topics",)
     if settings.transform is not None or not set(_SCHEMA.names) <= set(options.columns):
@@ -124,7 +124,7 @@ def verify(
     return check.compare()
 
 
-def _recorded(
+def _recorded_facts(
     contents: TableContents, committed: CommittedRanges, partitions: Iterable[PartitionPlan]
 ) -> dict[Owner, _Recorded]:
     numbers: dict[tuple[str, str], int] = {}
@@ -159,7 +159,7 @@ def _verify_totals(
         owner = next(iter(recorded))
         raise DataLossError(
             f"the table has {actual:,} rows, but its commits wrote {expected:,} rows of the"
-            f" partitions {_names(list(recorded))}: {_cause(contents)} {_ADVICE}",
+            f" partitions {_names(list(recorded))}: {_cause_of_loss(contents)} {_ADVICE}",
             **_location(owner, None, settings.target),
         )
     return (
@@ -176,7 +176,7 @@ def _missing_file(contents: TableContents, file: DataFile) -> DataLossError:
     )
 
 
-def _cause(contents: TableContents) -> str:
+def _cause_of_loss(contents: TableContents) -> str:
     removal = contents.removal()
     return f"{removal}." if removal else "another writer deleted or replaced rows."
 
@@ -365,7 +365,7 @@ class _Check:
         of_range = "" if held is None else f" of offsets [{held.start}, {held.stop})"
         return DataLossError(
             f"the commits of the table wrote {expected:,} rows{of_range}, but the table has"
-            f" {spans}: {_cause(self.contents)} {_ADVICE}",
+            f" {spans}: {_cause_of_loss(self.contents)} {_ADVICE}",
             **_location(owner, None if held is None else held.start, self.target),
         )
 

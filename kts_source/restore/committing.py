@@ -69,7 +69,7 @@ def commit_restore(
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
         highest = max(
-            (_staged(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
+            (_staged_step(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
         )
         for node in cluster.nodes:
             raise_producer_ids(cluster, node, highest)
@@ -107,7 +107,7 @@ def clamped_offsets(
                         f"group {group}: partition {topic}-{number} is not in the restore plan:"
                         " remove it from the file of groups"
                     )
-                end = _staged(journal, each.name)["end"]
+                end = _staged_step(journal, each.name)["end"]
                 inside = min(max(offset, each.log_start), end)
                 if inside != offset:
                     report.append(
@@ -266,7 +266,7 @@ def _retry(attempt: Callable[[], Iterable[int]]) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _staged(journal: Journal, name: str) -> Mapping[str, Any]:
+def _staged_step(journal: Journal, name: str) -> Mapping[str, Any]:
     staged = journal.staged(name)
     if staged is None:
         raise InvalidOptionError(f"{name} is not written: run kts restore write first")

@@ -89,11 +89,11 @@ class Journal:
 
     def staged(self, partition: str) -> Mapping[str, Any] | None:
         """Returns the step that recorded the files of a partition, or `None`."""
-        return self._of("staged", partition)
+        return self._last_step("staged", partition)
 
     def is_placed(self, partition: str) -> bool:
         """Returns whether the files of a partition have their final names."""
-        return self._of("placed", partition) is not None
+        return self._last_step("placed", partition) is not None
 
     @property
     def digests(self) -> Mapping[str, Mapping[str, str]]:
@@ -101,6 +101,6 @@ class Journal:
         found = [entry["digests"] for entry in self.steps if entry["step"] == "checked"]
         return found[-1] if found else {}
 
-    def _of(self, step: str, partition: str) -> dict[str, Any] | None:
+    def _last_step(self, step: str, partition: str) -> dict[str, Any] | None:
         found = [e for e in self.steps if e["step"] == step and e.get("partition") == partition]
         return found[-1] if found else None

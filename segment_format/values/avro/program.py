@@ -215,7 +215,7 @@ class _Encoder:
             return (write_varlong(len(value)) + items if value else b"") + b"\0"
         elif isinstance(schema, s.Map) and isinstance(value, dict):
             entries = b"".join(
-                self._spent(_sized(key.encode())) + self.encoded(schema.values, item)
+                self._count_bytes(_with_length(key.encode())) + self.encoded(schema.values, item)
                 for key, item in value.items()
             )
             return (write_varlong(len(value)) + entries if value else b"") + b"\0"
@@ -226,12 +226,12 @@ class _Encoder:
         elif isinstance(schema, s.Fixed) and isinstance(value, str):
             data = _code_points(value)
             if len(data) == schema.size:
-                return self._spent(data)
+                return self._count_bytes(data)
         elif isinstance(schema, s.Primitive):
-            return self._spent(_primitive(schema.kind, value))
+            return self._count_bytes(_primitive(schema.kind, value))
         raise _wrong(str(schema), value)
 
-    def _spent(self, data: bytes) -> bytes:
+    def _count_bytes(self, data: bytes) -> bytes:
         self._left -= len(data)
         return data
 
@@ -254,11 +254,11 @@ def _primitive(kind: str, value: object) -> bytes:
         return b"\1" if value else b"\0"
     if kind == s.STRING and isinstance(value, str):
         try:
-            return _sized(value.encode())
+            return _with_length(value.encode())
         except UnicodeEncodeError:
             pass
     if kind == s.BYTES and isinstance(value, str):
-        return _sized(_code_points(value))
+        return _with_length(_code_points(value))
     if kind in _BITS and isinstance(value, int) and not isinstance(value, bool):
         limit = 1 << _BITS[kind]
         if -limit <= value < limit:
@@ -280,7 +280,7 @@ def _code_points(text: str) -> bytes:
         raise AvroSchemaError("the default of bytes has a code point above 255") from None
 
 
-def _sized(data: bytes) -> bytes:
+def _with_length(data: bytes) -> bytes:
     return write_varlong(len(data)) + data
 
 

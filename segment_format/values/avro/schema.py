@@ -278,13 +278,13 @@ class _Parser:
     def _schema(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401  # any JSON
         self._depth += 1
         try:
-            return self._made(document, namespace)
+            return self._parse_document(document, namespace)
         finally:
             self._depth -= 1
 
-    def _made(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401
+    def _parse_document(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401
         if isinstance(document, str):
-            return self._by_name(document, namespace)
+            return self._type_by_name(document, namespace)
         self._count(1, 0)
         if isinstance(document, list):
             return self._union(document, namespace)
@@ -296,16 +296,16 @@ class _Parser:
         if not isinstance(kind, str):
             raise AvroSchemaError(f"the schema has no type: {_shown(document)}")
         if kind == "array":
-            return Array(self._schema(_need(document, "items"), namespace))
+            return Array(self._schema(_required_member(document, "items"), namespace))
         if kind == "map":
-            return Map(self._schema(_need(document, "values"), namespace))
+            return Map(self._schema(_required_member(document, "values"), namespace))
         if kind in _NAMED:
             return self._named(kind, document, namespace)
         if kind in _PRIMITIVES:
             return Primitive(kind, _logical(document, kind, None))
-        return self._by_name(kind, namespace)
+        return self._type_by_name(kind, namespace)
 
-    def _by_name(self, name: str, namespace: str) -> Schema:
+    def _type_by_name(self, name: str, namespace: str) -> Schema:
         if name in _PRIMITIVES:
             self._count(1, 0)
             return Primitive(name)
@@ -360,7 +360,7 @@ class _Parser:
         self, name: str, aliases: tuple[str, ...], document: dict[str, Any], namespace: str
     ) -> Record:
         fields: list[Field] = []
-        entries = _need(document, "fields")
+        entries = _required_member(document, "fields")
         if not isinstance(entries, list):
             raise AvroSchemaError(f"the fields of {name} are not a list")
         for entry in entries:
@@ -371,7 +371,7 @@ class _Parser:
                 Field(
                     entry["name"],
                     _texts(entry, "aliases"),
-                    self._schema(_need(entry, "type"), namespace),
+                    self._schema(_required_member(entry, "type"), namespace),
                     default,
                 )
             )
@@ -447,7 +447,7 @@ def _full_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-def _need(document: dict[str, Any], member: str) -> Any:  # noqa: ANN401
+def _required_member(document: dict[str, Any], member: str) -> Any:  # noqa: ANN401
     if member not in document:
         raise AvroSchemaError(f"the schema has no member {member!r}: {_shown(document)}")
     return document[member]
