@@ -407,7 +407,8 @@ def _audit_with_executor(
         yield outcome.statement, outcome.findings
     if missing:
         raise StoreError(
-            f"{len(missing)} partitions were not audited: their tasks returned no result"
+            f"{len(missing)} partitions were not audited: their tasks returned no result."
+            " Run the audit again"
         )
 
 

@@ -57,7 +57,7 @@ def check_characters(name: str, text: str) -> None:
 def parse_text(name: str, text: str) -> str:
     """Strips blanks from a text. Rejects an empty text."""
     if not (stripped := text.strip()):
-        raise InvalidOptionError(f"option {name!r} is empty")
+        raise InvalidOptionError(f"option {name!r} is empty: set a value, or remove the option")
     return stripped
 
 
