@@ -302,7 +302,6 @@ class RejectedRowsError(ExportError):
     """More records of a commit were rejected than `max_rejected` allows. The commit was not made.
 
     Attributes:
-        rejected: Number of rejected records.
         records: Number of all records of the commit.
     """
 

@@ -35,7 +35,6 @@ class AbortedIntervals(ArrayValue):
     begins at or before the offset.
 
     Attributes:
-        producer_ids: Producer id of each transaction.
         first_offsets: Base offset of the first batch of each transaction.
         last_offsets: Offset of the abort marker of each transaction. It is greater than the offsets
             of the transaction's records.
@@ -137,7 +136,6 @@ class OpenTransaction:
     """A transaction that was neither committed nor aborted so far.
 
     Attributes:
-        producer_id: Id of the producer.
         first_offset: Base offset of the transaction's first batch in the partition.
     """
 

@@ -25,9 +25,6 @@ class PartitionObjects:
     """The listed objects of a partition.
 
     Attributes:
-        topic: Topic.
-        topic_id: Id of the topic.
-        partition: Partition number.
         entries: The complete segments.
         orphans: Objects that are not part of a complete segment.
     """

@@ -124,7 +124,6 @@ class AuditTask:
     """A task that audits one partition. It contains no credentials.
 
     Attributes:
-        part: The partition.
         lines: The lines of the partition in the state file, by segment id; see `PartitionState`.
     """
 

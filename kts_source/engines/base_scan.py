@@ -259,7 +259,6 @@ class TaskReader:
     """Reads any task of a scan, in any process. It can be pickled, with credentials as `Secret`.
 
     Attributes:
-        options: Options of the scan.
         max_rows: Maximum number of rows to read from each task; `None` = no limit.
     """
 
@@ -329,7 +328,6 @@ class TaskRun:
 
     Attributes:
         tasks: All tasks, in order.
-        limits: Limits of a batch.
         progress: See `BaseScan.batches`.
         whole: See `run_task`.
     """

@@ -81,7 +81,6 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
     error.
 
     Args:
-        scan: Scan to read.
         condition: Condition of the rows. Rows for which it is not true are skipped.
     """
 
@@ -198,7 +197,6 @@ class TierScanner:
     """Reads the rows of one query on a `TierDataset`. Has the methods of a pyarrow `Scanner`.
 
     Args:
-        scan: Scan to read.
         columns: The columns of the result: a list of names, or a map from the name of a result
             column to its expression. `None` = all columns.
         condition: Condition of the rows. Rows for which it is not true are skipped; `None` = all

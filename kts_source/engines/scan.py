@@ -64,7 +64,6 @@ class Scan(BaseScan):
     made.
 
     Args:
-        options: Options of the scan.
         where: Condition of the rows, in addition to option `where`.
         max_rows: Limit of the scan: it returns only the first `max_rows` rows. `None` = all rows.
         shared_plan: The plan of the scan that created this scan; `None` = make a new plan.

@@ -215,7 +215,6 @@ class BaseTask:
     buckets.
 
     Attributes:
-        files: The files to read.
         buckets: Total number of buckets.
     """
 

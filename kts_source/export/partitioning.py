@@ -43,7 +43,6 @@ class Leaf:
 
     Attributes:
         path: Path of the leaf in Parquet, such as `value.tags.list.element`.
-        type: Type of its values.
         is_inner: True if the leaf is a field or an item inside a column.
         repeats: True if a row may have several values of the leaf.
     """

@@ -27,7 +27,6 @@ class RecordCounts:
 
     Attributes:
         records: Number of records, including rejected records.
-        rejected: Number of rejected records.
         offset: Offset of the first rejected record; `None` if no record was rejected.
         reason: Reason why the first rejected record was rejected.
     """

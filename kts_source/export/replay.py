@@ -49,7 +49,6 @@ class ReplayTask:
     """Reads a file of dead letters and writes its rows to files of the table.
 
     Attributes:
-        letters: The file.
         topic_ids: Topic id by topic and partition.
     """
 

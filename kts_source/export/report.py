@@ -83,7 +83,6 @@ class BackfillReport(Displayed):
         segment_bytes: Original size of the segments that were read, in bytes.
         left_bytes: With `follow`, original size of the segments that the next round will read, in
             bytes.
-        commits: Number of commits.
         requests: Number of read requests that tasks sent to the tier.
         bytes_read: Number of bytes that tasks received from objects.
         retries: Number of requests that were repeated after an error.

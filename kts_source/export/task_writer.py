@@ -72,7 +72,6 @@ class _OpenFile:
     """A file that is being written.
 
     Attributes:
-        key: Key of the file.
         file: Writes the file.
         owner: Partition of its rows.
         start: First offset that was read for the file so far.

@@ -80,7 +80,6 @@ class _Tally:
     """Facts about the rows of one partition in the table.
 
     Attributes:
-        rows: Number of rows.
         low: Lowest offset.
         high: Highest offset.
     """

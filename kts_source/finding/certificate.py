@@ -149,12 +149,7 @@ class UnreadRange:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A transaction without an end marker in the tier.
-
-    Attributes:
-        producer_id: Id of the producer.
-        first_offset: First offset of the transaction.
-    """
+    """A transaction without an end marker in the tier."""
 
     producer_id: int
     first_offset: int
@@ -179,7 +174,6 @@ class PartitionCertificate:
     """The searched part of a partition.
 
     Attributes:
-        topic_id: Id of the topic.
         start: First searched offset, inclusive.
         stop: End of the searched offsets, exclusive.
         unread: Requested offsets that were not searched. They are in [start, stop) or after `stop`.

@@ -225,8 +225,6 @@ class PartitionIndex:
     """The index of a partition: a file with the filters of its segments.
 
     Attributes:
-        path: Path of the file.
-        salt: Salt of the hashes.
         check: Hash of a fixed key with the salt and secret of the index. It shows whether a secret
             is the secret of the index.
         segments: Segments with a filter, by key of their log object.
@@ -403,7 +401,6 @@ class SegmentFilters:
     none of the keys.
 
     Attributes:
-        folder: The folder of indexes.
         root: URI of the tier.
         topic_ids: Topic id by topic and partition.
         ruled_out: Log objects of skipped slices, by topic and partition.

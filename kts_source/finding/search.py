@@ -162,7 +162,6 @@ class TaskSearch:
 
     Attributes:
         task: Slices of one partition.
-        query: The conditions.
         matches: Number of records found.
         unread: Offsets that could not be read.
         metrics: Metrics of the read; set when the read has ended.
@@ -389,7 +388,6 @@ class _Run:
     """A finished search.
 
     Attributes:
-        searches: The searches of its tasks.
         filters: Filters of keys that ruled out segments; `None` without an index.
     """
 

@@ -62,7 +62,6 @@ class SegmentColumns:
         storage_class: Index of the log object's storage class in `classes`.
         side_bytes: Size in bytes of the segment's objects other than the log object.
         classes: Names of the storage classes.
-        ids: Segment id of each row.
     """
 
     partition: npt.NDArray[np.int64]
@@ -185,7 +184,6 @@ class Day:
 
     Attributes:
         day: Number of days since 1970-01-01.
-        segments: Number of the segments.
         stored_bytes: Total size of their log objects.
         original_bytes: Total size of their logs before compression and encryption.
     """
@@ -222,7 +220,6 @@ class Retention:
     """The effect that a retention time would have on the tier.
 
     Attributes:
-        retention_days: The retention time in days.
         older_segments: Number of served segments whose largest timestamp is older than the
             retention time.
         older_bytes: Stored bytes of the older segments.

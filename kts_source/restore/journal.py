@@ -31,9 +31,6 @@ class Journal:
     """The finished steps of one plan. If the last line has no line feed, a killed process wrote it,
     and it is removed.
 
-    Args:
-        plan_path: Path of the plan file.
-
     Raises:
         InvalidOptionError: The journal cannot be read, or belongs to another plan.
     """

@@ -32,9 +32,7 @@ class LogDir:
     """A log directory (`log.dirs`) of a stopped broker.
 
     Args:
-        path: The folder.
         cluster_id: Id of the cluster that the broker must belong to.
-        node_id: Id of the broker.
 
     Raises:
         InvalidOptionError: The folder is not a log directory of this broker.

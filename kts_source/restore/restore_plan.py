@@ -28,7 +28,6 @@ class PartitionRestore:
             empty batch spans the offsets between them.
         stable_stop: One past the last offset whose transactions are all decided.
         max_epoch: Highest leader epoch in the tier; −1 if the tier records none.
-        segments: Number of segments.
         bytes: Size of the original segments in bytes.
         fingerprint: Digest of the names, versions and offset ranges of the segments.
         undecided: Producer id and first offset of each open transaction, oldest first.
@@ -61,7 +60,6 @@ class RestorePlan:
     Attributes:
         plan_id: Random id of the plan.
         source: Paths of the tier.
-        cluster_id: Id of the new cluster.
         node_id: Id of the broker that gets the files; −1 if the replicas are on several brokers.
         target_ids: Topic id of each target topic in the new cluster.
         undecided: Handling of transactions without a known end: one of `UNDECIDED_POLICIES`.

@@ -35,7 +35,6 @@ class Target:
     """Facts about the new cluster.
 
     Attributes:
-        cluster_id: Id of the cluster.
         node_id: Id of the broker that has all replicas; −1 if there is no such broker.
         topic_ids: Topic id of each existing target topic.
         refusals: Reasons why the topics cannot be restored now.

@@ -52,7 +52,6 @@ class OffsetIndex(ArrayValue):
     """A parsed offset index.
 
     Attributes:
-        base_offset: Base offset of the segment.
         offsets: Absolute offsets, int64, strictly increasing.
         positions: Positions in the log in bytes, int64, strictly increasing. Same length as
             `offsets`.
@@ -134,7 +133,6 @@ class TimeIndex(ArrayValue):
     """A parsed time index.
 
     Attributes:
-        base_offset: Base offset of the segment.
         timestamps: Timestamps in milliseconds, int64, strictly increasing.
         offsets: Absolute offsets, int64, never decreasing. Same length as `timestamps`.
     """

@@ -41,7 +41,6 @@ class BatchTable:
     Columns are int64 arrays unless noted.
 
     Attributes:
-        positions: Position of each batch in the log.
         base_offsets: First offset of the batch when it was produced, before compaction.
         last_offsets: Last offset of the batch when it was produced, before compaction.
         leader_epochs: Leader epoch; -1 if the batch has none.

@@ -308,7 +308,6 @@ class _Shape:
     equal arguments.
 
     Attributes:
-        columns: Columns of the batches.
         growing: Buffers of these columns without a fixed size per row.
         first_capacities: Initial capacity of each item of `growing`.
         max_rows: Maximum number of rows of a batch.

@@ -162,7 +162,6 @@ class WrappedDataKey:
     """A data key that is encrypted with RSA-OAEP, and therefore not secret.
 
     Attributes:
-        key_id: Id of the key pair.
         ciphertext: The encrypted data key; has as many bytes as the RSA modulus.
     """
 

@@ -71,8 +71,6 @@ class PartitionDirectory:
     """Parts of the name of a partition's directory in a broker's log directory.
 
     Attributes:
-        topic: Name of the topic.
-        partition: Number of the partition.
         state: Empty if the broker uses the directory; else `future`, `delete` or `stray`.
     """
 

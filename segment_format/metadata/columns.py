@@ -72,9 +72,7 @@ class MetadataColumns:
         topic: Name of the topic; an Arrow `large_string` array.
         topic_id: Id of the topic: two unsigned 64-bit halves per row, the more significant half
             first.
-        partition: Number of the partition.
         segment_id: Id of the segment, in the form of `topic_id`.
-        start_offset: Base offset of the segment.
         end_offset: Last offset, inclusive.
         max_timestamp_ms: Largest timestamp of a record in the segment, ms since 1970.
         broker_id: Broker that wrote the record.

@@ -105,7 +105,6 @@ class Record:
     Attributes:
         offset: Kafka offset.
         timestamp: Milliseconds since 1970; −1 for no timestamp.
-        timestamp_type: Meaning of the timestamp.
         key: `None` for Kafka's null, which differs from the empty key.
         value: `None` for Kafka's null (a tombstone), which differs from the empty value.
         headers: Headers in stored order; keys may be repeated.

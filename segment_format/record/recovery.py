@@ -294,7 +294,6 @@ class WholeBatch:
 
     Attributes:
         position: Position of its first byte in the file.
-        header: Header of the batch.
         marker: ABORT or COMMIT if the batch is a control batch that ends a transaction, else
             `None`.
     """
@@ -315,7 +314,6 @@ class WholeBatches:
     Args:
         read: Returns bytes [start, stop) of the file.
         size: Size of the file, in bytes.
-        base_offset: Base offset of the segment.
         position: Position of the batch to begin at.
         stop_offset: The iteration ends before the first batch with this base offset or a higher
             one.

@@ -58,9 +58,7 @@ class ExpectedRow:
         headers: Headers in order; empty if the record has no headers.
         producer_id: Id of the producer. `producer_id`, `producer_epoch` and `sequence` are -1 if
             the batch has no producer id.
-        sequence: Sequence number of the record.
         transactional: True if the batch is part of a transaction.
-        batch_base_offset: Base offset of the batch.
         codec: Name of the batch's codec.
         transaction: Index into `BuiltLog.transactions`; None if the record is not in a transaction.
     """

@@ -47,8 +47,6 @@ class ProducerEntry:
     """One entry of a producer snapshot.
 
     Attributes:
-        producer_id: Id of the producer.
-        producer_epoch: Newest epoch of the producer.
         last_sequence: Last sequence of the producer's last batch; -1 if it wrote only markers.
         last_offset: Last offset of the last batch; -1 if it wrote only markers.
         offset_delta: Last offset minus first offset of the last batch.
@@ -111,7 +109,6 @@ class Transaction:
     """A transaction that wrote data to the partition.
 
     Attributes:
-        producer_id: Id of its producer.
         first_offset: Base offset of its first batch.
         marker_offset: Offset of the marker that ended it; None while it is open.
         committed: True if it was committed; None while it is open.
@@ -245,7 +242,6 @@ class SegmentFiles:
     """The files of one segment that a broker passes to a storage plugin.
 
     Attributes:
-        base_offset: First offset of the segment.
         next_offset: End of the segment, exclusive: the base offset of the next segment. There may
             be unused offsets between the last batch and this offset.
         log: The `.log` file.
@@ -366,7 +362,6 @@ class PartitionWriter:
         next_offset: Offset of the next entry. A caller may increase it to leave a hole.
         log_start: The partition's log start offset. A caller may increase it, as DeleteRecords
             does.
-        segments: Closed segments.
         log_starts: For each closed segment, the value of `log_start` at the time when the segment
             was closed.
 

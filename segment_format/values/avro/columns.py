@@ -61,7 +61,6 @@ class Column:
     """A column and its children.
 
     Attributes:
-        type: Arrow type.
         kind: Form of the buffers: one of the constants `NOTHING` to `STRUCT`.
         width: Bytes of a value if the kind is `FIXED`. A bool takes one byte until it is packed.
         slot: Number of the column's slot. The slots of the children have the next numbers.

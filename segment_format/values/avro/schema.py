@@ -84,7 +84,6 @@ class Fixed:
         name: Full name.
         aliases: Other full names that a writer may use.
         size: Size in bytes.
-        logical: Logical type.
     """
 
     name: str
@@ -164,9 +163,7 @@ class Field:
     """A field of a record.
 
     Attributes:
-        name: Name of the field.
         aliases: Other names that a writer may use.
-        type: Type of the field.
         default: Default of the field; `None` if it has none.
     """
 

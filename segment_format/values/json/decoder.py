@@ -357,7 +357,6 @@ class JsonDecoder:
     limit is bad.
 
     Args:
-        type: Type of the column.
         columns: Paths of the fields to decode: names joined by dots; by default all fields. The
             result has the fields in the order of the type. The types of all other fields are not
             checked.

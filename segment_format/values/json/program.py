@@ -39,7 +39,6 @@ class Node:
 
     Attributes:
         number: Number of the node in preorder, from 0.
-        type: Arrow type.
         path: Path of the field: names joined by dots.
         level: Number of the node's level, see `contract`.
         required: True if null is an error.
@@ -73,7 +72,6 @@ class Program:
     Attributes:
         root: Node of the whole type.
         nodes: All nodes, by number.
-        levels: Number of levels.
         depth: Maximum number of nested objects and arrays.
         code: The nodes in the layout of `contract`, without addresses.
         tables: Hash tables by which the kernel finds the fields of structs.

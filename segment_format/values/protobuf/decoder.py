@@ -183,7 +183,6 @@ class ColumnMemory:
 
     Args:
         program: Program of the message type.
-        rows: Number of values.
         capacities: Initial capacity of each level, in entries.
         size: Total size of the values in bytes. It determines the limit for memory.
     """

@@ -55,8 +55,6 @@ class Column:
 
     Attributes:
         kind: Method of building the column.
-        name: Name of its field.
-        type: Arrow type.
         level: Number of the level (see `contract`) that has one entry per row of this column.
         present: Index of the kernel column that states whether each row is present; -1 if all rows
             are present.
@@ -88,9 +86,7 @@ class Number:
 
     Attributes:
         op: Operation of the kernel that decodes the number.
-        wire: Wire type.
         width: Size of a decoded number in bytes.
-        type: Arrow type.
     """
 
     op: int
@@ -209,14 +205,12 @@ class Program:
 
     Attributes:
         root: Column of the decoded values.
-        nodes: Table of nodes.
         dense: For each node, a table from field number to the index in `entries`; -1 if the node
             does not have this field. Nodes with few fields but large field numbers have no such
             table.
         entries: Table with a row for each field of each node.
         names: For each row of `entries`, the name of the field.
         columns: Table of kernel columns.
-        levels: Table of levels.
         kids: For each level, its child levels.
         enums: For each closed enum, its numbers in ascending order.
         text_levels: Levels whose entries are the bytes of texts.

@@ -111,8 +111,6 @@ class Field:
 
     Attributes:
         name: Declared name.
-        number: Field number.
-        type: Type of the value.
         type_name: Full name of the message type or enum type, if it has such a type; empty
             otherwise.
         repeated: True if it is a list or a map.
@@ -141,7 +139,6 @@ class Message:
         name: Full name, without a leading dot.
         fields: Fields in declared order.
         is_map_entry: True if it is the entry type of a map.
-        file: Name of its file.
         path: Index into the messages of the file, then an index into the messages nested in that
             message, and so on. Entry types of maps count as nested messages.
     """
