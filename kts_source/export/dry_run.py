@@ -49,7 +49,8 @@ class _Sample:
 def dry_report(
     options: ScanOptions, settings: ExportSettings, plan: ExportPlan, seconds: Mapping[str, float]
 ) -> BackfillReport:
-    """Returns a report of the run that `plan` describes. Its figures are planned or estimated.
+    """Returns a report of the run that `plan` describes. The figures of the report are planned or
+    estimated.
 
     Reads at most 10,000 records of the first task, and decodes them. Writes nothing.
     """

@@ -97,7 +97,7 @@ def follow(
         executor: Runs the tasks.
         source: Options as for the data source.
         settings: Settings of the export. `following` must be set.
-        on_round: Called after each round with its figures. They are also logged.
+        on_round: Called after each round with the figures of the round, which are also logged.
         clock: Returns the current time in seconds, as `time.monotonic` does.
         pause: Sleeps for a number of seconds.
 

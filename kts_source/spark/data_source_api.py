@@ -69,7 +69,7 @@ __all__ = [
 
 
 class UnpickledByLoad(abc.ABCMeta):
-    """Metaclass of classes that Spark pickles. They are unpickled by `worker.load`, so a worker
+    """Metaclass of classes that Spark pickles. `worker.load` unpickles these classes, so a worker
     without this package raises an error that explains the problem.
     """
 
