@@ -52,11 +52,8 @@ RING_0_FORBIDDEN_STDLIB = {
 RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "segment_format.kernels.native": (
         {"os", "pathlib"},
-        "reads the library of kernels, its sources and /proc/cpuinfo; os.environ: KTS_KERNELS",
-    ),
-    "segment_format.kernels.jit": (
-        {"os", "pathlib"},
-        "chooses the folder for machine code that numba compiles; no record data",
+        "reads the library of kernels, its sources and /proc/cpuinfo; os.environ: KTS_KERNELS;"
+        " chooses the folder for machine code that numba compiles; no record data",
     ),
     "segment_format.reused_memory": ({"os"}, "os.getpid: no reuse of memory after a fork"),
     "segment_format.tuning": ({"os"}, "os.environ: KTS_TUNING"),

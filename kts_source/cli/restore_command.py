@@ -14,10 +14,8 @@ from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import echo_printable, print_json, write_atomically
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.errors import InvalidOptionError
-from kts_source.restore.committing import commit_restore
-from kts_source.restore.planning import plan_restore
-from kts_source.restore.restore_plan import UNDECIDED_POLICIES
-from kts_source.restore.verification import status_restore, verify_restore
+from kts_source.restore.committing import commit_restore, status_restore, verify_restore
+from kts_source.restore.restore_plan import UNDECIDED_POLICIES, plan_restore
 from kts_source.restore.writing import write_restore
 from kts_source.store.open_store import local_file
 

@@ -35,7 +35,7 @@ from kts_source.export.report import Skipped
 from kts_source.export.task_writer import ExportTask
 from kts_source.options.selection import EARLIEST_OFFSET, OffsetsBound
 from kts_source.planning.bounds import Place, requested_bounds
-from kts_source.planning.early_stops import EarlyStop, check_early_stops
+from kts_source.planning.isolation import EarlyStop, check_early_stops
 from kts_source.planning.partition_plan import segment_name
 from kts_source.planning.planner import plan_scan
 from kts_source.read.task import SegmentSlice

@@ -16,8 +16,8 @@ from kts_source.export.partitioning import (
     parse_partition_by,
 )
 from kts_source.export.rejections import DEFAULT_MAX_REJECTED, parse_max_rejected
+from kts_source.options.parsing import option_texts
 from kts_source.options.times import parse_duration_ms
-from kts_source.options.values import option_texts
 from kts_source.secret import Secret
 from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from

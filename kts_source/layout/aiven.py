@@ -30,8 +30,12 @@ from kts_source.layout.remote_segment import (
 )
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.custom_metadata import CustomMetadata, parse_custom_metadata
-from segment_format.manifest.object_names import SUFFIXES, parse_topic_directory
+from segment_format.manifest.object_names import (
+    SUFFIXES,
+    CustomMetadata,
+    parse_custom_metadata,
+    parse_topic_directory,
+)
 from segment_format.manifest.segment_manifest import (
     MANIFEST_VERSION,
     MAX_MANIFEST_BYTES,

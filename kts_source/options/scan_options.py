@@ -16,7 +16,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.fetch_options import FetchOptions, cache_settings, fetch_options
 from kts_source.options.option_table import DISKS, METADATA_TOPIC, OPTIONS, READ_COMMITTED
-from kts_source.options.parsing import check_characters
+from kts_source.options.parsing import check_characters, option_texts
 from kts_source.options.selection import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
 from kts_source.options.times import TIME_RANGE, Clock, options_with_durations, resolved_times
@@ -26,7 +26,6 @@ from kts_source.options.value_formats import (
     error_columns,
     further_columns,
 )
-from kts_source.options.values import option_texts
 from kts_source.predicate.model import And
 from kts_source.store.joined_store import is_beside
 from kts_source.store.open_store import refuse_credentials
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
 
     from kts_source.broker.settings import BrokerSettings
     from kts_source.cache.caches import CacheSettings
+    from kts_source.options.parsing import Options, OptionValue, PathOrOptions
     from kts_source.options.selection import Selection
-    from kts_source.options.values import Options, OptionValue, PathOrOptions
     from kts_source.predicate.model import Predicate
     from kts_source.secret import Secret
 

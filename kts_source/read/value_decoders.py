@@ -75,8 +75,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         json = JsonDecoder(parse_ddl(form.schema), form.fields)
         return json if form.format == JSON else ConfluentJsonDecoder(json)
     if form.format in (PROTOBUF, PROTOBUF_CONFLUENT):
-        from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
-        from segment_format.values.protobuf.decoder import ProtobufDecoder
+        from segment_format.values.protobuf.decoder import ConfluentProtobufDecoder, ProtobufDecoder
 
         protobuf = ProtobufDecoder(form.descriptors, form.message, form.fields)
         if form.format == PROTOBUF:

@@ -347,7 +347,7 @@ def messages_of(schema: RegisteredSchema) -> dict[tuple[int, ...], str]:
     """Returns the full name of each message in a Protobuf schema, by message index. Messages of
     imported files are not included.
 
-    See `segment_format.values.protobuf.confluent` about message indexes.
+    See `segment_format.values.protobuf.decoder` about message indexes.
 
     Raises:
         ValueError: The descriptors are invalid.

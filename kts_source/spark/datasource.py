@@ -17,9 +17,13 @@ from kts_source.options import (
     parse_any_options,
 )
 from kts_source.options.value_formats import column_types, further_columns
-from kts_source.spark.data_source_api import DataSource, UnpickledByLoad, types
+from kts_source.spark.data_source_api import (
+    DataSource,
+    UnpickledByLoad,
+    types,
+    without_replacement_warning,
+)
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
-from kts_source.spark.registration import without_replacement_warning
 from kts_source.spark.worker import explained_imports, forget_archive_finders
 
 if TYPE_CHECKING:
@@ -137,7 +141,7 @@ def columns_of(
             close = difflib.get_close_matches(field.name, every, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidOptionError(
-                f"the schema has a column {field.name!r}, which the data source does not have{hint}"
+                f"the schema has a column {field.name!r}, which the table does not have{hint}"
                 f" (columns: {', '.join(names)})"
             )
         if field.name != name:

@@ -22,8 +22,8 @@ from segment_format.testing.batches import (
     write_batch,
     write_control_batch,
     write_empty_batch,
+    write_message_set,
 )
-from segment_format.testing.legacy import write_message_set
 from segment_format.testing.log_builder import (
     READ_COMMITTED,
     READ_UNCOMMITTED,

@@ -25,8 +25,8 @@ from segment_format.testing.batches import (
     write_batch,
     write_control_batch,
     write_empty_batch,
+    write_message_set,
 )
-from segment_format.testing.legacy import write_message_set
 from segment_format.testing.segment import (
     DEFAULT_INDEX_INTERVAL_BYTES,
     SEQUENCE_LIMIT,

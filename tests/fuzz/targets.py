@@ -28,8 +28,8 @@ from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 from segment_format.manifest import chunk_index as chunk_sizes
 from segment_format.manifest import object_names
 from segment_format.manifest.chunk_index import Chunk
-from segment_format.manifest.custom_metadata import parse_custom_metadata
 from segment_format.manifest.encryption import WrappedDataKey, load_private_key
+from segment_format.manifest.object_names import parse_custom_metadata
 from segment_format.manifest.segment_manifest import SegmentManifest
 from segment_format.manifest.transform import restore_chunk
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record

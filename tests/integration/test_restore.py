@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kts_source.restore.committing import commit_restore
-from kts_source.restore.planning import plan_restore
-from kts_source.restore.verification import status_restore, verify_restore
+from kts_source.restore.committing import commit_restore, status_restore, verify_restore
+from kts_source.restore.restore_plan import plan_restore
 from kts_source.restore.writing import write_restore
 from tests.integration.admin import wait_until
 from tests.integration.broker import Broker, running_broker

@@ -18,7 +18,7 @@ from kts_source.errors import (
     TieredKafkaError,
     TransformError,
 )
-from kts_source.spark.task_errors import noted_errors, original_errors
+from kts_source.spark.jobs import noted_errors, original_errors
 from tests.golden_data import tier_options
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def through_spark(error: Exception) -> None:
     """Raises `error` with the text of a traceback, as Spark does on the driver."""
     script = (
         "import pickle, sys, traceback\n"
-        "from kts_source.spark.task_errors import noted_errors\n"
+        "from kts_source.spark.jobs import noted_errors\n"
         "try:\n"
         "    with noted_errors():\n"
         "        raise pickle.load(sys.stdin.buffer)\n"

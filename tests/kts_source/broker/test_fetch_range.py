@@ -30,7 +30,7 @@ from kts_source.options import parse_options
 from kts_source.read.broker_rows import read_range
 from kts_source.read.read_settings import ReadSettings
 from segment_format.testing import LogBuilder, SimpleRecord
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, StoredBatch, fake_log, with_log_start
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.cli.app import main
-from kts_source.cli.profile import profile_names, with_defaults
+from kts_source.cli.scan_options import profile_names, with_defaults
 from kts_source.errors import InvalidOptionError
 from tests.golden_data import TIER
 

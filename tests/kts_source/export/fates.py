@@ -18,7 +18,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from kts_source.errors import StoreUnavailableError
 from kts_source.export.task_writer import LocalExecutor
-from kts_source.planning import early_stops, planner
+from kts_source.planning import isolation, planner
 from kts_source.read import read_task
 from kts_source.tier import Tier
 from tests.kts_source.export.killing import Killed
@@ -220,7 +220,7 @@ def memory_tier(world: World) -> Iterator[None]:
     with (
         without_threads(),
         mock.patch.object(planner, "open_tier", opened),
-        mock.patch.object(early_stops, "open_tier", opened),
+        mock.patch.object(isolation, "open_tier", opened),
         mock.patch.object(read_task, "open_tier", opened),
     ):
         yield

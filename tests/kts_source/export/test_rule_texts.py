@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.errors import FingerprintError
-from kts_source.export.rule_texts import describe_change, where_sql
+from kts_source.export.fingerprint import describe_change, where_sql
 from kts_source.predicate.parse import parse_predicate
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import SmallTier, table_offsets

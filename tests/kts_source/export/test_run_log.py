@@ -17,7 +17,7 @@ from tests.kts_source.export.exporting import FORMATS, Lake, source
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOGGER = "kts_source.export.run_log"
+LOGGER = "kts_source.export.run"
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:

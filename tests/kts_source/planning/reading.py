@@ -15,7 +15,7 @@ import pytest
 
 from kts_source.errors import CorruptSegmentError, DataLossError, OffsetOutOfRangeError
 from kts_source.options import parse_options
-from kts_source.planning import early_stops, planner
+from kts_source.planning import planner
 from kts_source.planning.planner import plan_scan
 from kts_source.read import fetch
 from kts_source.read.read_settings import ReadSettings
@@ -390,7 +390,7 @@ def without_threads() -> Iterator[None]:
     """Makes planner and reader run all tasks in the current thread."""
     with (
         mock.patch.object(planner, "ThreadPoolExecutor", InTurn),
-        mock.patch.object(early_stops, "ThreadPoolExecutor", InTurn),
+        mock.patch("kts_source.planning.isolation.ThreadPoolExecutor", InTurn),
         mock.patch.object(fetch, "ThreadPoolExecutor", InTurn),
     ):
         yield

@@ -20,7 +20,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.layout.find_layout import find_layout
-from kts_source.planning.tier_hints import MAX_FOLDERS, likely_prefixes
+from kts_source.planning.segment_catalog import MAX_FOLDERS, likely_prefixes
 from kts_source.store.local_store import LocalStore
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import GOLDEN

@@ -243,7 +243,7 @@ def test_too_large_plan_file_raises_error_that_names_the_limit(
     source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = write_plan(tmp_path, source)
-    monkeypatch.setattr("kts_source.planning.replay._MAX_BYTES", 100)
+    monkeypatch.setattr("kts_source.planning.planner._MAX_BYTES", 100)
     with pytest.raises(TieredKafkaError, match=r"'planFile'.*at most 100"):
         kts_source.plan({**source, "planFile": plan})
 

@@ -15,7 +15,7 @@ from kts_source.errors import TieredKafkaError
 from segment_format.errors import SegmentFormatError
 from segment_format.record.recovery import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests.kts_source.planning.written_logs import find_index_key, read, write_log
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from kts_source.read import row_filter
 from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 from kts_source.read.row_filter import FilteringDecoder
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder, iter_arrow
-from segment_format.testing.batches import SimpleRecord, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import SimpleRecord, write_batch, write_message_set
 from tests.kts_source.predicate.generated import PREDICATES
 from tests.uniform_batches import write_uniform_batches
 

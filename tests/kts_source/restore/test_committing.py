@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import BrokerError, InvalidOptionError
-from kts_source.restore.committing import commit_restore
+from kts_source.restore.committing import commit_restore, status_restore
 from kts_source.restore.restore_plan import read_plan
-from kts_source.restore.verification import status_restore
 from tests.kts_source.broker.fake_node import (
     ALTER_CONFIGS,
     COORDINATOR,

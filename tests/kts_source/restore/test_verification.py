@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import InvalidOptionError
+from kts_source.restore.committing import status_restore, verify_restore
 from kts_source.restore.restore_plan import read_plan
-from kts_source.restore.verification import status_restore, verify_restore
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_log import fake_log
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.errors import InvalidOptionError, ObjectChangedError
+from kts_source.restore.committing import status_restore
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
-from kts_source.restore.verification import status_restore
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.kafka_uuid import uuid_from_text

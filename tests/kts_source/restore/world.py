@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kts_source.restore.planning import plan_restore
+from kts_source.restore.restore_plan import plan_restore
 from kts_source.restore.writing import write_restore
 from tests.golden_data import TIER, tier_options
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition

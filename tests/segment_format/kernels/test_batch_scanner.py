@@ -25,7 +25,7 @@ from segment_format.record.control_record import marker_of
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests import log_strategies as strategies
 from tests.segment_format.kernels.test_equal_to_reference import plain_segments
 from tests.segment_format.kernels.yardstick import pieces

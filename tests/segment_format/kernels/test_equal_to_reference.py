@@ -19,7 +19,7 @@ from segment_format.record.batch_header import TimestampType, crc32c
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, frame_batch, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests import log_strategies as strategies
 from tests.golden_data import LOCAL_TIER, TIER, VECTORS
 from tests.segment_format.kernels.yardstick import (

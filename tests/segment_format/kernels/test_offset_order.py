@@ -10,7 +10,7 @@ from segment_format.arrow import RecordDecoder
 from segment_format.errors import CorruptRecordError, SegmentFormatError
 from segment_format.record.framing import iter_entries
 from segment_format.testing import SimpleRecord, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests.quick import only
 from tests.segment_format.kernels.yardstick import decode_pieces, pieces
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segment_format.values.protobuf import confluent
-from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder, read_message_index
+from segment_format.values.protobuf.decoder import ConfluentProtobufDecoder, read_message_index
 from tests.segment_format.values.protobuf.oracle import rows_of
 from tests.segment_format.values.protobuf.sample import binary, decoder_of, sample_value
 
@@ -81,7 +80,7 @@ def test_values_with_confluent_header_match_plain_values(
 ) -> None:
     decoder = decoder_of("proto3", "count", "id")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confluent, "_MAX_HEADS", max_heads)
+        patch.setattr("segment_format.values.protobuf.decoder._MAX_HEADS", max_heads)
         framed = ConfluentProtobufDecoder(decoder, name_of)
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))

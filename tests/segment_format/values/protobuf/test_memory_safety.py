@@ -17,8 +17,7 @@ import pytest
 
 from segment_format.kernels import arrow_buffers
 from segment_format.values.protobuf import decoder as decoder_module
-from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
-from segment_format.values.protobuf.decoder import ProtobufDecoder
+from segment_format.values.protobuf.decoder import ConfluentProtobufDecoder, ProtobufDecoder
 from tests.segment_format.kernels.test_memory_safety import MARK, GuardedPages
 from tests.segment_format.values.protobuf.generated import Writer, random_file
 from tests.segment_format.values.protobuf.oracle import descriptor_set
