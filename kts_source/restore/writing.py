@@ -161,7 +161,9 @@ class LogDir:
                 **offsets,
             }
         except SegmentFormatError as error:
-            raise InvalidOptionError(f"{path} is invalid: {error}") from None
+            raise InvalidOptionError(
+                f"offset checkpoint {path} cannot be parsed: {error}"
+            ) from None
         kept = {pair: offset for pair, offset in sorted(merged.items()) if offset is not None}
         lines = ["0", str(len(kept)), *(f"{t} {n} {at}" for (t, n), at in kept.items())]
         temporary = path.with_name(name + TEMPORARY)
