@@ -218,7 +218,7 @@ def plan_restore(
             f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
         )
     if len({names.get(topic, topic) for topic in topics}) < len(topics):
-        raise InvalidOptionError("rename gives the same name to two topics")
+        raise InvalidOptionError("rename gives the same name to two topics: use different names")
     partitions = []
     for each in scan.partitions:
         wanted = resume.get(each.topic, {}).get(each.partition, 0)
