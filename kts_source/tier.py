@@ -1,4 +1,4 @@
-"""Opens a tier: its store, with timeouts, retries and a mirror, and the caches on the local
+"""Opens a tier: its object store (with timeouts, retries and a mirror) and the caches on the local
 disk.
 """
 

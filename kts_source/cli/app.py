@@ -71,8 +71,8 @@ class _Kts(click.Group):
         write_exit_codes(formatter)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # the exit code
-        """Runs a command. If the reader of its output has closed the pipe, as `head` does, the
-        command ends without an error.
+        """Runs a command. The command ends without an error if the reader of its output closes the
+        pipe, as `head` does.
         """
         try:
             code = super().invoke(ctx)

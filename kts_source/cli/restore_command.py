@@ -1,5 +1,5 @@
-"""The commands `kts restore`: give a new cluster the topics of a lost cluster, with the same
-offsets. `docs/restore.md` describes the steps.
+"""The commands `kts restore …`, which restore the topics of a lost cluster in a new cluster, with
+unchanged offsets. `docs/restore.md` describes the steps.
 """
 
 from __future__ import annotations

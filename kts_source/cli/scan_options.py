@@ -67,10 +67,10 @@ _CREDENTIAL: Final = re.compile(
 
 
 def with_defaults(options: Mapping[str, str], profile: str | None) -> dict[str, str]:
-    """Returns the options, and options of the environment and the profile that they lack.
+    """Returns `options`, with added options from the environment and from the profile.
 
-    An option is not added if `options` contain another option with the same purpose. For example,
-    `assign` replaces `subscribe`.
+    An option is not added if `options` contain it, or contain an alternative to it. For example,
+    `subscribe` is not added to options with `assign`.
 
     Args:
         options: Options that the user set by flags.
@@ -155,7 +155,9 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields names and values of a table. `s3.region = …` is a table `s3` in TOML."""
+    """Yields names and values of a table, including nested tables: TOML parses `s3.region = …` as a
+    table `s3`.
+    """
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _settings(value, f"{prefix}{key}.")
@@ -217,11 +219,12 @@ def scan_options(
     flags, by the environment, or in the profile.
 
     Args:
-        arguments: The positional arguments in order: `path`, then `topic`, then `target`. The
-            command gets the last one as parameter `target`.
+        arguments: The positional arguments in order, from `path`, `topic` and `target`. Only
+            `target` is passed to the command as a parameter.
         essential: Names of options that `--help` shows.
         every_topic: If True, the command selects all topics by default.
-        by_option_only: Options without an own flag, because the command has a flag with this name.
+        by_option_only: Options that get no flag here, because the command defines a flag with this
+            name.
     """
     flags = [option for option in SOURCE_FLAGS.values() if option.name not in by_option_only]
 
@@ -314,13 +317,11 @@ def _pair(text: str) -> tuple[str, str]:
 def _add_arguments(
     options: dict[str, str], given: Sequence[str], profile: str | None, *, takes_topic: bool
 ) -> None:
-    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC.
+    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC. A
+    single argument is the topic if it cannot be a path or if the path is already known.
 
-    A single argument is the topic if it cannot be a path or if the path is already known.
-
-    Raises:
-        InvalidOptionError: An argument and its option are both set.
-        UsageError: There are too many arguments.
+    Raises `InvalidOptionError` if an argument and its option are both set, and `UsageError` for too
+    many arguments.
     """
     names = ("path", "subscribe") if takes_topic else ("path",)
     if len(given) > len(names):
@@ -342,7 +343,7 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
 
 
 class _Printable(logging.Formatter):
-    """Names flags in log messages, and escapes control characters."""
+    """Replaces names of options by flags in log messages, and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message of a record as printable text."""

@@ -93,7 +93,7 @@ def spans(
                 # Do not rely on an index entry that ends at `low`, because the base offset of its
                 # batch has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
-            aborted = decisions.aborted.clip(low, high, next_until=stop)
+            aborted = decisions.aborted.overlapping(low, high, next_until=stop)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
             yield segment_slice(segment, objects, cuts, (low, high), aborted, lineage, around)
 

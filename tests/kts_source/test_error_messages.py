@@ -111,13 +111,13 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "no_topic": (
         {"subscribe": None},
-        "InvalidOptionError: one and only one of the options subscribe, subscribePattern,"
-        " assign must be given, not none",
+        "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
+        " set, but none is set",
     ),
     "two_selections": (
         {"subscribePattern": "o.*"},
-        "InvalidOptionError: one and only one of the options subscribe, subscribePattern,"
-        " assign must be given, not subscribe and subscribePattern",
+        "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
+        " set, but subscribe and subscribePattern are set",
     ),
     "size": (
         {"targetPartitionBytes": "lots"},

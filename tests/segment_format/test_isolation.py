@@ -215,7 +215,10 @@ def test_aborted_intervals_outside_range_are_dropped() -> None:
     aborted = AbortedIntervals.from_txns(txns, start_offset=10, stop_offset=20)
 
     assert aborted.producer_ids.tolist() == [2, 3]
-    assert AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=99).clip(10, 20) == aborted
+    assert (
+        AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=99).overlapping(10, 20)
+        == aborted
+    )
 
 
 def test_duplicate_entries_of_aborted_intervals_are_merged() -> None:
@@ -234,7 +237,7 @@ def test_aborted_intervals_pickle_compactly() -> None:
     }
     assert len(NO_ABORTED) == 0
     assert not NO_ABORTED.is_aborted(1, 5)
-    assert NO_ABORTED.clip(0, 5) == NO_ABORTED
+    assert NO_ABORTED.overlapping(0, 5) == NO_ABORTED
     assert aborted != NO_ABORTED
     assert NO_ABORTED != "nothing"
 
@@ -253,7 +256,7 @@ def test_aborted_lookup_matches_linear_search(
     order = list(zip(aborted.producer_ids.tolist(), aborted.first_offsets.tolist(), strict=True))
 
     assert order == sorted(set(order))
-    for intervals in (aborted, aborted.clip(start, stop)):
+    for intervals in (aborted, aborted.overlapping(start, stop)):
         for producer in range(4):
             for offset in range(start, stop):
                 assert intervals.is_aborted(producer, offset) == any(
