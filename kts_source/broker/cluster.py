@@ -4,11 +4,11 @@ partitions for offsets and leader epochs.
 Requests about partitions contain the leader epoch from the metadata. Therefore a broker that is no
 longer the leader returns an error instead of old data.
 
-Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from their
-tier (KAFKA-17801). For records on their own disks, they report all aborted transactions.
+Brokers before Kafka 4.0 report all aborted transactions of records on their own disks, but not of
+records that they read from their tier (KAFKA-17801).
 
 A login takes as long as a small read, so tasks reuse connections: a task borrows a `Cluster` and
-returns it at the task's end. Two tasks never use a cluster at the same time, because responses
+returns it at the task's end. Two tasks never use one `Cluster` at the same time, because responses
 arrive in the order of requests.
 """
 
@@ -111,13 +111,8 @@ class TopicConfigs:
 def topic_configs(
     cluster: Cluster, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, TopicConfigs]:
-    """Requests the configurations `names` of topics (DescribeConfigs, KIP-133) and returns them by
-    topic. The user needs the permission DescribeConfigs on the topics.
-
-    Args:
-        cluster: Client of the cluster.
-        topics: Names of topics.
-        names: Names of configurations.
+    """Requests some configurations of topics (DescribeConfigs, KIP-133) and returns them by topic.
+    The user needs the permission DescribeConfigs on the topics.
 
     Raises:
         BrokerError: A broker refuses the request or does not support it.
@@ -168,11 +163,11 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
 
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
-    """Returns an offset. For records at or above this offset, the leader reports all aborted
-    transactions. If it is 0, the leader reports the aborted transactions of all its records.
+    """Returns the first offset from which on the leader reports all aborted transactions; 0 if the
+    leader reports them for all its records.
 
-    The offset never decreases. So earlier responses about records at or above this offset were
-    complete, too.
+    The returned offset never decreases. So if a record is at or above it, earlier responses about
+    the record were complete, too.
 
     Raises:
         LeaderChangedError: Another broker is the leader now.
@@ -299,8 +294,8 @@ class Cluster:
         return self._leaders.get(topic_partition)
 
     def renew_leader(self, topic_partition: TopicPartition, topic_id: str) -> ClusterTopic | None:
-        """Requests the metadata of a partition's topic again, which also updates the result of
-        `known_leader`. Returns the topic, or `None` if the topic or the partition does not exist.
+        """Requests the metadata of a partition's topic again. Afterwards, `known_leader` returns
+        the new leader. Returns the topic, or `None` if the topic or the partition does not exist.
         """
         topic = self.topics([topic_partition[0]], counts={topic_id: topic_partition[1] + 1}).get(
             topic_partition[0]
@@ -349,7 +344,7 @@ class Cluster:
             )
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, int]]:  # noqa: ANN401
-            # Every log has a start and an end, so a response without an offset counts as an error.
+            # Every log has a start and an end, so a response without an offset is an error.
             always = timestamp in (LATEST, EARLIEST)
             return {
                 (topic.name, result.partition_index): (
@@ -429,7 +424,7 @@ class Cluster:
         `ends`.
 
         The leader's current epoch cannot be used instead, because it may have no record yet.
-        Followers do not store an epoch without records, so the next leader would not know it.
+        Followers do not store an epoch without records, so the next leader may not have it.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -487,10 +482,8 @@ class Cluster:
         return opened
 
     def _taken_over(self, node: int) -> Connection | None:
-        """Removes the connection that was used for metadata and returns it, if it is a usable
-        connection to this broker. Otherwise returns `None`.
-
-        This saves a login. Metadata are seldom requested again.
+        """Returns the connection that was used for metadata, and removes it from `_any`. Returns
+        `None` if it is not a usable connection to this broker. Reusing it saves a login.
         """
         with self._any_lock:
             connection = self._any
@@ -531,12 +524,8 @@ class Cluster:
         parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
     ) -> dict[TopicPartition, Any]:
         """Sends one request to each leader, with all its partitions. Retries after transient
-        errors. Returns the result of each partition.
-
-        Args:
-            topic_partitions: The partitions.
-            request: Creates the request about these partitions.
-            parse: Converts a response to the error code and the result of each partition.
+        errors. Returns the result of each partition. `request` creates the request about some
+        partitions. `parse` converts a response to the error code and the result of each partition.
         """
         waiting = dict.fromkeys(topic_partitions, "not asked yet")
         answered: dict[TopicPartition, Any] = {}
@@ -588,12 +577,9 @@ class Cluster:
     def _described(
         self, names: Sequence[str] | None, counts: Mapping[str, int]
     ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
-        """Requests metadata once.
-
-        Returns:
-            Three values: the described topics; an error text for each topic that brokers cannot
-            describe yet; an error text for each topic with incomplete metadata. All are maps by
-            topic name.
+        """Requests metadata once. Returns three mappings by topic name: the described topics; an
+        error text for each topic that brokers cannot describe yet; an error text for each topic
+        with incomplete metadata.
         """
         from kafka.protocol.metadata import MetadataRequest
 
@@ -679,8 +665,8 @@ class Cluster:
 
 
 def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, float]:
-    """Returns arguments of `Connection`: timeouts so short that all bootstrap brokers can be tried
-    within `first.seconds`.
+    """Returns the timeouts of a `Connection` before any broker has answered. They are so short that
+    all bootstrap brokers can be tried within `first.seconds`.
     """
     share = max(first.seconds / len(settings.bootstrap), _LEAST_SHARE_SECONDS)
     return {
@@ -690,8 +676,8 @@ def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, 
 
 
 def _refuse(topic_partition: TopicPartition, code: int) -> None:
-    """Raises the exception for an error code that no retry can change. Returns normally if the
-    error is transient.
+    """Raises the exception for an error code that is not transient. Returns normally if a retry or
+    a new leader may help.
     """
     if code in PASSING or code in NEW_LEADER:
         return
@@ -700,8 +686,8 @@ def _refuse(topic_partition: TopicPartition, code: int) -> None:
 
 
 def _pauses() -> Iterable[Callable[[], None]]:
-    """Yields a function for each pause between attempts. The function sleeps. The pauses get longer
-    up to `_MAX_PAUSE_SECONDS`.
+    """Yields one function per pause between attempts. A call of the function sleeps. Each pause is
+    longer than the one before it, up to `_MAX_PAUSE_SECONDS`.
     """
     seconds = _FIRST_PAUSE_SECONDS
     while True:
@@ -717,8 +703,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
-    """Yields a cluster client that no other task uses at the same time. If possible, it is one from
-    an earlier task, whose connections are still open.
+    """Yields a `Cluster` that no other task uses at the same time. If possible, it is the `Cluster`
+    of a finished task, whose connections are still open.
     """
     cluster = _taken(settings) or Cluster(settings)
     try:
@@ -732,8 +718,8 @@ def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
 
 
 def _taken(settings: BrokerSettings) -> Cluster | None:
-    """Removes a cluster with the settings `settings` from the idle clusters and returns it. Prefers
-    the one that was used last. Returns `None` if no idle cluster has these settings.
+    """Removes an idle cluster with these settings from `_idle`, and returns it. If several have
+    these settings, takes the one that was used last. Returns `None` if none has.
     """
     with _lock:
         for number in reversed(range(len(_idle))):
@@ -751,7 +737,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """Drops all idle clusters in a forked child process, because parent and child share their
+    """Drops all idle clusters in a forked child process, because the parent process uses their
     sockets.
     """
     global _lock

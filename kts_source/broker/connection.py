@@ -1,7 +1,7 @@
 """One blocking connection to one broker, and the error codes of Kafka's protocol.
 
-kafka-python encodes and decodes the messages. Its transport is not used, because it receives only 4
-KiB at a time and copies the bytes four times.
+kafka-python encodes and decodes the messages. kafka-python's transport is not used, because it
+receives only 4 KiB at a time and copies the bytes four times.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Pending:
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
-        timeout_seconds: Timeout of the response. The time is counted from the call of `receive`,
-            because before this call the caller may be busy with earlier responses.
+        timeout_seconds: Timeout of the response. It starts at the call of `receive`, because the
+            caller may be busy with earlier responses before that call.
     """
 
     header: Any
@@ -275,8 +275,8 @@ class Connection:
             ) from None
 
     def _read(self, size: int, deadline: float) -> memoryview:
-        """Reads the next `size` bytes from the socket into the buffer, and returns a view of
-        them.
+        """Reads the next `size` bytes from the socket into the buffer. Returns a view of these
+        bytes.
         """
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
@@ -295,8 +295,8 @@ class Connection:
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:  # noqa: ANN401
-        """If the block raises a network error, closes the socket and raises `LostConnectionError`.
-        The connection cannot be used any more, because it may still receive the rest of a response.
+        """Converts a network error in the `with` block to `LostConnectionError`, and closes the
+        socket. The socket cannot be used again, because the rest of a response may still arrive.
         """
         try:
             yield

@@ -48,11 +48,7 @@ class GroupOffset:
 
 def group_offsets(cluster: Cluster, topics: Collection[str] | None = None) -> list[GroupOffset]:
     """Returns the committed offsets of all groups that the user may describe, sorted by group,
-    topic and partition.
-
-    Args:
-        cluster: Client of the cluster.
-        topics: Only offsets of these topics; `None` = of all topics.
+    topic and partition. If `topics` is set, returns only the offsets of these topics.
 
     Raises:
         BrokerError: A broker refuses a request.
@@ -71,8 +67,8 @@ def group_offsets(cluster: Cluster, topics: Collection[str] | None = None) -> li
 
 
 def _of_coordinator(cluster: Cluster, node: int) -> Iterator[tuple[str, str, str, int, int, str]]:
-    """Yields the offsets of the groups whose coordinator is this broker: group, state, topic,
-    partition, offset and metadata.
+    """Yields group, state, topic, partition, offset and metadata of each committed offset of the
+    groups whose coordinator is this broker.
     """
     from kafka.protocol.admin.groups import ListGroupsRequest
     from kafka.protocol.consumer import OffsetFetchRequest

@@ -350,8 +350,8 @@ def _check_url(text: str) -> None:
 
 
 def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns the name and value of each SASL extension (RFC 7628, 3.1) in the options. For
-    example, a cloud may need the id of its logical cluster.
+    """Returns name and value of each SASL extension in the options (RFC 7628, 3.1), such as the id
+    of a logical cluster in a cloud.
     """
     extensions = tuple(
         (name.removeprefix(_EXTENSION), value)
@@ -395,7 +395,7 @@ def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]
 
     Args:
         options: Maps the name of each `kafka.*` option (lower case, without `kafka.`) to its text.
-            It must contain no unsupported option.
+            The caller has rejected unsupported options.
 
     Raises:
         InvalidOptionError: Options are malformed, missing or contradictory, or a file cannot be
@@ -481,8 +481,8 @@ def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
-    """Returns two values: the client's certificate chain and its private key. Both are empty if the
-    options name no key.
+    """Returns the client's certificate chain and private key. Both are empty if the options name no
+    key.
     """
     location, key, chain, word = (
         f"ssl.keystore.{last}" for last in ("location", "key", "certificate.chain", "password")

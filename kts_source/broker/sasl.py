@@ -12,8 +12,9 @@ function. The process that opens the connection fetches them. A token of an endp
 80 % of its lifetime.
 
 An import of any module of kafka-python runs the package's `__init__`, which also imports the
-consumer, producer and admin client. This takes 0.50 s instead of 0.22 s per process. Therefore
-`load_messages` delays this `__init__` until an attribute of the package is used.
+consumer, producer and admin client. This takes 0.50 s instead of 0.22 s per process. So
+`load_messages` imports the messages without this `__init__`, which runs only when an attribute of
+the package is used.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def _from_callback(source: TokenCallback) -> str:
 
 
 def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
-    """Fetches a token from an OAuth endpoint. Returns two values: the token and its lifetime in
-    seconds. The lifetime is 0 if it is unknown.
+    """Fetches a token from an OAuth endpoint. Returns the token and its lifetime in seconds; the
+    lifetime is 0 if the endpoint does not state it.
     """
     endpoint = f"the token endpoint at {urlsplit(source.url).hostname}"
     problem = ""
@@ -150,8 +151,8 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
 
 
 def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
-    """Sends one request to the endpoint. Returns two values: the HTTP status and the body. Does not
-    follow redirects, because they would send the secret to another server.
+    """Sends one request to the endpoint. Returns the HTTP status and the body. Does not follow
+    redirects, because the client secret would be sent to another server.
     """
     url = urlsplit(source.url)
     assert url.hostname is not None
@@ -205,9 +206,8 @@ def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
 
 
 def _reason(body: bytes) -> str:
-    """Returns the OAuth error code (RFC 6749, 5.2) of the response `body` in parentheses. Returns
-    "" if there is none. Other texts of the response are not used, because they may quote the
-    request.
+    """Returns the OAuth error code (RFC 6749, 5.2) of a response in parentheses; an empty text if
+    the response has none. Other texts of the response may quote the request, so they are not used.
     """
     try:
         code = json.loads(body[:_MAX_ANSWER_BYTES]).get("error")
@@ -317,9 +317,9 @@ def _check_scram(name: str, message: bytes) -> None:
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Converts an error in the block to `BrokerError`, except errors of options and missing
-    packages. The text contains only the class name of the original error, because its message may
-    quote the request.
+    """Converts errors of the `with` block to `BrokerError`, except errors about options and missing
+    packages. The new text contains only the class name of the error, because the message may quote
+    the request.
     """
     try:
         yield
@@ -410,9 +410,7 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
     from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 
     class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python is not typed
-        """The GSSAPI mechanism of kafka-python, with the configured credentials. The base class
-        does not support them.
-        """
+        """The GSSAPI mechanism of kafka-python, extended by the configured credentials."""
 
         def __init__(self) -> None:
             self._is_done = self._is_authenticated = False
@@ -443,8 +441,8 @@ def require_kafka() -> None:
 
 
 class _EmptyPackage(ModuleType):
-    """Placeholder for the package `kafka`. It runs the package's `__init__` when an attribute of
-    the package is used. Importing a submodule does not run it.
+    """Placeholder for the package `kafka`. Imports of submodules do not run the `__init__` of the
+    package. The first use of an attribute of the package runs it.
     """
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

@@ -71,7 +71,7 @@ class TokenEndpoint:
     """An OAuth endpoint for OAUTHBEARER (client credentials grant, RFC 6749, 4.4).
 
     Attributes:
-        url: URL of the endpoint. It may be http only if the endpoint runs on this machine.
+        url: URL of the endpoint. http is allowed only for an endpoint on this machine.
         client_id: Id of the client.
         client_secret: Secret of the client.
         scope: Requested scope; empty = the endpoint's default.
@@ -163,11 +163,11 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class FirstContact:
-    """Timeouts that apply until a broker has answered for the first time. They are short, because
-    the reason of a failure is probably a wrong address or a firewall, which no retry changes.
+    """Timeouts until a broker has answered for the first time. They are short, because a failure
+    before that is probably due to a wrong address or a firewall, and retries do not help.
 
     Attributes:
-        seconds: Time after which no bootstrap broker is tried again. The brokers share this time.
+        seconds: Total time to try bootstrap brokers. The brokers share this time.
         answer_seconds: Timeout of the first response after a connection was opened.
     """
 
@@ -187,8 +187,8 @@ class BrokerSettings:
         rack: Rack of this client. Brokers use it to recommend a nearby follower; empty = unknown.
         request_timeout_seconds: Timeout of one request in seconds.
         connect_timeout_seconds: Timeout of opening one connection in seconds.
-        first_contact: Shorter timeouts that apply until a broker has answered for the first time;
-            `None` = the other timeouts apply from the start.
+        first_contact: Shorter timeouts until a broker has answered for the first time; `None` = the
+            other timeouts apply from the start.
         fetch_max_wait_ms: Maximum time in ms that a broker waits for more records if a response has
             less than `fetch_min_bytes`.
         fetch_max_bytes: Maximum size of the records in one response, in bytes.
