@@ -40,7 +40,7 @@ from segment_format.kafka_uuid import uuid_to_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.broker.settings import BrokerSettings, FirstContact
+    from kts_source.broker.settings import BrokerSettings, FirstResponseTimeouts
 
 
 TopicPartition: TypeAlias = tuple[str, int]
@@ -150,7 +150,7 @@ _KAFKA_4_0: Final = 10
 """First version of ListOffsets whose brokers report all aborted transactions."""
 
 
-def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
+def reports_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
     """Returns True if the leader can report the first offset on its disk. Leaders before Kafka 3.6
     cannot, but they have no tier, so all their records are on disk.
 
@@ -159,7 +159,7 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    return cluster.knows(topic_partition, ListOffsetsRequest, _KAFKA_3_5)
+    return cluster.leader_supports(topic_partition, ListOffsetsRequest, _KAFKA_3_5)
 
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
@@ -186,8 +186,8 @@ def reports_all_aborted(cluster: Cluster, topic_partition: TopicPartition) -> bo
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    is_new = cluster.knows(topic_partition, ListOffsetsRequest, _KAFKA_4_0)
-    return is_new or not knows_local_start(cluster, topic_partition)
+    is_new = cluster.leader_supports(topic_partition, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not reports_local_start(cluster, topic_partition)
 
 
 def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
@@ -199,8 +199,8 @@ def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    is_new = cluster.node_knows(node, ListOffsetsRequest, _KAFKA_4_0)
-    return is_new or not cluster.node_knows(node, ListOffsetsRequest, _KAFKA_3_5)
+    is_new = cluster.node_supports(node, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not cluster.node_supports(node, ListOffsetsRequest, _KAFKA_3_5)
 
 
 LATEST: Final = -1
@@ -272,7 +272,7 @@ class Cluster:
         wanted = None if names is None else sorted(set(names))
         began = time.monotonic()
         for pause in _pauses():
-            topics, undecided, incomplete = self._described(wanted, counts or {})
+            topics, undecided, incomplete = self._request_metadata(wanted, counts or {})
             waiting = {**undecided, **incomplete}
             if selects is not None:
                 waiting = {name: waiting[name] for name in selects(waiting)}
@@ -477,11 +477,13 @@ class Cluster:
             del self._connections[node]
         if node not in self._nodes:
             raise LostConnectionError(f"broker {node} is not in the cluster's metadata")
-        opened = self._taken_over(node) or Connection(self.settings, *self._nodes[node])
+        opened = self._take_metadata_connection(node) or Connection(
+            self.settings, *self._nodes[node]
+        )
         self._connections[node] = opened
         return opened
 
-    def _taken_over(self, node: int) -> Connection | None:
+    def _take_metadata_connection(self, node: int) -> Connection | None:
         """Returns the connection that was used for metadata, and removes it from `_any`. Returns
         `None` if it is not a usable connection to this broker. Reusing it saves a login.
         """
@@ -495,7 +497,7 @@ class Cluster:
         connection.close()
         return None
 
-    def knows(self, topic_partition: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
+    def leader_supports(self, topic_partition: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
         """Returns True if the leader of a partition supports version `version` of the request class
         `request`.
 
@@ -503,12 +505,12 @@ class Cluster:
             LeaderChangedError: The leader does not answer, so there may be a new leader.
         """
         try:
-            return self.node_knows(self._leaders[topic_partition].node, request, version)
+            return self.node_supports(self._leaders[topic_partition].node, request, version)
         except LostConnectionError as error:
             topic, number = topic_partition
             raise LeaderChangedError(str(error), topic=topic, partition=number) from None
 
-    def node_knows(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
+    def node_supports(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
         """Returns True if a broker supports version `version` of the request class `request`.
 
         Raises:
@@ -549,7 +551,7 @@ class Cluster:
                         del waiting[topic_partition]
                         continue
                     waiting[topic_partition] = error_name(code)
-                    _refuse(topic_partition, code)
+                    _raise_if_permanent(topic_partition, code)
             if not waiting:
                 return answered
             if time.monotonic() - began > _PATIENCE_SECONDS:
@@ -574,7 +576,7 @@ class Cluster:
                     partition=number,
                 )
 
-    def _described(
+    def _request_metadata(
         self, names: Sequence[str] | None, counts: Mapping[str, int]
     ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
         """Requests metadata once. Returns three mappings by topic name: the described topics; an
@@ -639,7 +641,7 @@ class Cluster:
             began = time.monotonic()
             patience = self.settings.request_timeout_seconds
             timeouts: dict[str, float] = {}
-            if (first := self.settings.first_contact) is not None and not self._nodes:
+            if (first := self.settings.first_response) is not None and not self._nodes:
                 patience = first.seconds
                 timeouts = _first_timeouts(self.settings, first)
             for pause in _pauses():
@@ -664,7 +666,7 @@ class Cluster:
         )
 
 
-def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, float]:
+def _first_timeouts(settings: BrokerSettings, first: FirstResponseTimeouts) -> dict[str, float]:
     """Returns the timeouts of a `Connection` before any broker has answered. They are so short that
     all bootstrap brokers can be tried within `first.seconds`.
     """
@@ -675,7 +677,7 @@ def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, 
     }
 
 
-def _refuse(topic_partition: TopicPartition, code: int) -> None:
+def _raise_if_permanent(topic_partition: TopicPartition, code: int) -> None:
     """Raises the exception for an error code that is not transient. Returns normally if a retry or
     a new leader may help.
     """
@@ -706,7 +708,7 @@ def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
     """Yields a `Cluster` that no other task uses at the same time. If possible, it is the `Cluster`
     of a finished task, whose connections are still open.
     """
-    cluster = _taken(settings) or Cluster(settings)
+    cluster = _take_idle_cluster(settings) or Cluster(settings)
     try:
         yield cluster
     finally:
@@ -717,7 +719,7 @@ def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
             too_many.close()
 
 
-def _taken(settings: BrokerSettings) -> Cluster | None:
+def _take_idle_cluster(settings: BrokerSettings) -> Cluster | None:
     """Removes an idle cluster with these settings from `_idle`, and returns it. If several have
     these settings, takes the one that was used last. Returns `None` if none has.
     """
@@ -736,7 +738,7 @@ def _close_all() -> None:
         _idle.clear()
 
 
-def _forget() -> None:
+def _drop_idle_clusters() -> None:
     """Drops all idle clusters in a forked child process, because the parent process uses their
     sockets.
     """
@@ -745,4 +747,4 @@ def _forget() -> None:
     _idle.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_drop_idle_clusters)

@@ -20,9 +20,9 @@ from kts_source.broker.cluster import (
     EARLIEST,
     EARLIEST_LOCAL,
     LEAK,
-    knows_local_start,
     node_reports_all_aborted,
     reports_aborted_from,
+    reports_local_start,
 )
 from kts_source.broker.connection import (
     OFFSET_OUT_OF_RANGE,
@@ -289,7 +289,7 @@ class RangeFetcher:
                         wait.silent += is_empty
                         if wait.silent >= _MAX_SILENT:
                             wait.silent = 0
-                            if self._is_over(offset):
+                            if self._has_no_more_batches(offset):
                                 return
                         if wait.is_exhausted():
                             raise BrokerUnavailableError(
@@ -331,7 +331,7 @@ class RangeFetcher:
         recommended. Returns the next state of the fetcher.
         """
         try:
-            if self._leader < 0 and not self._takes_known_leader():
+            if self._leader < 0 and not self._use_known_leader():
                 problem = self._find_leader()
                 if problem is not None:
                     return problem
@@ -350,7 +350,7 @@ class RangeFetcher:
             pending = connection.send(self._request(offset), patience_seconds=patience)
             return _Pending(connection, pending)
         except (LostConnectionError, LeaderChangedError) as error:
-            return self._changed_node(error)
+            return self._handle_lost_node(error)
 
     def _receive(self, asked: _Pending, offset: int) -> FetchedBatches | _Waiting | _Lost:
         """Receives the response to a fetch request and returns the next state of the fetcher."""
@@ -359,19 +359,19 @@ class RangeFetcher:
             answer = asked.connection.receive(asked.pending, max_bytes=limit)
             return self._check_answer(answer, offset)
         except (LostConnectionError, LeaderChangedError) as error:
-            return self._changed_node(error)
+            return self._handle_lost_node(error)
 
-    def _changed_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
+    def _handle_lost_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
         """Handles a lost connection or a new leader. The next attempt finds the current leader, or
         uses the leader instead of the follower.
         """
         if isinstance(error, LeaderChangedError):
             self._leader = -1
         else:
-            self._lose_node()
+            self._drop_node()
         return _Waiting(str(error))
 
-    def _lose_node(self) -> None:
+    def _drop_node(self) -> None:
         """Stops using a broker that does not respond. The next request goes to the current
         leader.
         """
@@ -381,7 +381,7 @@ class RangeFetcher:
             self._rack = ""
         self._node = -1
 
-    def _is_over(self, offset: int) -> bool:
+    def _has_no_more_batches(self, offset: int) -> bool:
         """Returns whether the partition has no batch from `offset` to the end of the range. Called
         after several empty responses.
 
@@ -405,7 +405,7 @@ class RangeFetcher:
             )
             answer = connection.receive(pending, max_bytes=self._max_bytes + _ANSWER_SLACK)
         except LostConnectionError:
-            self._lose_node()
+            self._drop_node()
             return False
         # An error in this response is ignored, because the next fetch will return it, too.
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
@@ -446,7 +446,7 @@ class RangeFetcher:
             topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[partition])],
         )
 
-    def _takes_known_leader(self) -> bool:
+    def _use_known_leader(self) -> bool:
         """Tries to use the leader in the cached metadata. This is possible only for the first
         request, and only if the leader has the planned leader epoch. Returns True if this leader is
         used.
@@ -536,7 +536,7 @@ class RangeFetcher:
         """
         key = self._wanted.topic, self._wanted.partition
         limit = self._wanted.stop_offset
-        if knows_local_start(self._cluster, key):
+        if reports_local_start(self._cluster, key):
             local = self._cluster.offsets([key], EARLIEST_LOCAL, read_committed=False)[key]
             if local > refused:
                 limit = min(limit, local)
@@ -577,7 +577,7 @@ class RangeFetcher:
             time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
             return _Waiting("the client quota is used up")
         if code:
-            return self._handle(code, offset)
+            return self._handle_error_code(code, offset)
         (result, *others) = partitions
         answered = answer.responses[0].topic_id, result.partition_index
         if others or answered != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
@@ -587,7 +587,7 @@ class RangeFetcher:
                 **self._location(offset),
             )
         if result.error_code:
-            return self._handle(result.error_code, offset)
+            return self._handle_error_code(result.error_code, offset)
         if result.preferred_read_replica >= 0 and not result.records:
             self._node = result.preferred_read_replica
             return _Waiting(f"broker {self._node} is nearer")
@@ -639,7 +639,7 @@ class RangeFetcher:
                 **self._location(offset),
             )
 
-    def _handle(self, code: int, offset: int) -> _Waiting | _Lost:
+    def _handle_error_code(self, code: int, offset: int) -> _Waiting | _Lost:
         """Returns the next state of the fetcher after a response with an error code.
 
         Raises:

@@ -56,7 +56,7 @@ def group_offsets(cluster: Cluster, topics: Collection[str] | None = None) -> li
         LeaderChangedError: A partition has another leader now.
     """
     cluster.topics(())  # the response names all brokers
-    found = [offset for node in cluster.nodes for offset in _of_coordinator(cluster, node)]
+    found = [offset for node in cluster.nodes for offset in _offsets_of_coordinator(cluster, node)]
     if topics is not None:
         found = [each for each in found if each[2] in topics]
     ends = _ends(cluster, {(topic, partition) for _, _, topic, partition, *_ in found})
@@ -66,7 +66,9 @@ def group_offsets(cluster: Cluster, topics: Collection[str] | None = None) -> li
     ]
 
 
-def _of_coordinator(cluster: Cluster, node: int) -> Iterator[tuple[str, str, str, int, int, str]]:
+def _offsets_of_coordinator(
+    cluster: Cluster, node: int
+) -> Iterator[tuple[str, str, str, int, int, str]]:
     """Yields group, state, topic, partition, offset and metadata of each committed offset of the
     groups whose coordinator is this broker.
     """

@@ -38,7 +38,7 @@ from kts_source.broker.settings import (
     TLS_1_3,
     AwsCredentials,
     BrokerSettings,
-    FirstContact,
+    FirstResponseTimeouts,
     Kerberos,
     Password,
     Security,
@@ -435,7 +435,7 @@ def _tls(options: Mapping[str, str]) -> Tls:
     if algorithm not in ("", "https"):
         raise _invalid("ssl.endpoint.identification.algorithm", "must be https, or empty")
     oldest, newest = _versions(options)
-    chain, key = _identity(options)
+    chain, key = _client_key(options)
     return Tls(_trusted(options), chain, key, algorithm == "https", oldest, newest)
 
 
@@ -480,7 +480,7 @@ def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
         raise _invalid(inline if inline in options else location, str(error)) from None
 
 
-def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
+def _client_key(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
     """Returns the client's certificate chain and private key. Both are empty if the options name no
     key.
     """
@@ -614,9 +614,9 @@ def broker_settings(
         rack=_name(options, "client.rack", ""),
         request_timeout_seconds=_number(options, _REQUEST_TIMEOUT, 30_000) / 1000,
         connect_timeout_seconds=_number(options, _SETUP_TIMEOUT, 10_000) / 1000,
-        first_contact=None
+        first_response=None
         if {_REQUEST_TIMEOUT, _SETUP_TIMEOUT} & options.keys()
-        else FirstContact(),
+        else FirstResponseTimeouts(),
         fetch_max_wait_ms=_number(options, "fetch.max.wait.ms", 500, least=0),
         fetch_min_bytes=_number(options, "fetch.min.bytes", 1, least=0),
         fetch_max_bytes=min(_number(options, "fetch.max.bytes", 50 << 20), MAX_FETCH_BYTES),

@@ -91,7 +91,7 @@ def token(source: TokenEndpoint | TokenCallback) -> str:
         held = _held.get(source)
         if held is None or time.monotonic() >= held[1]:
             began = time.monotonic()
-            text, seconds = _from_endpoint(source)
+            text, seconds = _fetch_token(source)
             held = _held[source] = (text, began + seconds * _USED_SHARE_OF_LIFE)
         return held[0]
 
@@ -121,7 +121,7 @@ def _from_callback(source: TokenCallback) -> str:
     return token
 
 
-def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
+def _fetch_token(source: TokenEndpoint) -> tuple[str, float]:
     """Fetches a token from an OAuth endpoint. Returns the token and its lifetime in seconds; the
     lifetime is 0 if the endpoint does not state it.
     """
@@ -131,7 +131,7 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
         if attempt:
             time.sleep(_PAUSE_SECONDS * 2**attempt)
         try:
-            status, body = _posted(source)
+            status, body = _post_token_request(source)
         except ssl.SSLCertVerificationError as error:
             raise BrokerError(
                 f"the certificate of {endpoint} is not trusted: {error.verify_message}"
@@ -143,14 +143,14 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
             return _parsed(endpoint, body)
         if status < 500 and status != 429:
             raise BrokerError(
-                f"{endpoint} returned HTTP {status}{_reason(body)}: check the client id, its"
+                f"{endpoint} returned HTTP {status}{_oauth_error(body)}: check the client id, its"
                 " secret and the scope"
             )
         problem = f"{endpoint} returned HTTP {status}"
     raise BrokerUnavailableError(f"{problem}; all {_ATTEMPTS} attempts failed")
 
 
-def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
+def _post_token_request(source: TokenEndpoint) -> tuple[int, bytes]:
     """Sends one request to the endpoint. Returns the HTTP status and the body. Does not follow
     redirects, because the client secret would be sent to another server.
     """
@@ -205,7 +205,7 @@ def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
     return token, float(seconds) if 0 < seconds < _LONGEST_LIFE_SECONDS else 0.0
 
 
-def _reason(body: bytes) -> str:
+def _oauth_error(body: bytes) -> str:
     """Returns the OAuth error code (RFC 6749, 5.2) of a response in parentheses; an empty text if
     the response has none. Other texts of the response may quote the request, so they are not used.
     """
@@ -256,7 +256,7 @@ def sasl_client(security: Security, host: str) -> SaslClient:
     """
     require_kafka()
     name = security.mechanism
-    with _explained(name, "cannot begin"):
+    with _as_broker_error(name, "cannot begin"):
         match security.login:
             case Password():
                 mechanism = _password_mechanism(name, security.login)
@@ -284,7 +284,7 @@ class _Client:
         self._answers = 0
 
     def auth_bytes(self) -> bytes:
-        with _explained(self._name, "cannot go on"):
+        with _as_broker_error(self._name, "cannot go on"):
             return bytes(self._mechanism.auth_bytes())
 
     def receive(self, auth_bytes: bytes) -> None:
@@ -296,7 +296,9 @@ class _Client:
             _check_scram(self._name, auth_bytes)
         if isinstance(self._login, TokenEndpoint) and auth_bytes:
             forget(self._login)  # rejected: the broker closes the connection after this response
-        with _explained(self._name, "failed: the broker does not prove that it knows the password"):
+        with _as_broker_error(
+            self._name, "failed: the broker does not prove that it knows the password"
+        ):
             self._mechanism.receive(auth_bytes)
 
     def is_done(self) -> bool:
@@ -316,7 +318,7 @@ def _check_scram(name: str, message: bytes) -> None:
 
 
 @contextmanager
-def _explained(name: str, what: str) -> Iterator[None]:
+def _as_broker_error(name: str, what: str) -> Iterator[None]:
     """Converts errors of the `with` block to `BrokerError`, except errors about options and missing
     packages. The new text contains only the class name of the error, because the message may quote
     the request.

@@ -162,7 +162,7 @@ class Security:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstContact:
+class FirstResponseTimeouts:
     """Timeouts until a broker has answered for the first time. They are short, because a failure
     before that is probably due to a wrong address or a firewall, and retries do not help.
 
@@ -187,8 +187,8 @@ class BrokerSettings:
         rack: Rack of this client. Brokers use it to recommend a nearby follower; empty = unknown.
         request_timeout_seconds: Timeout of one request in seconds.
         connect_timeout_seconds: Timeout of opening one connection in seconds.
-        first_contact: Shorter timeouts until a broker has answered for the first time; `None` = the
-            other timeouts apply from the start.
+        first_response: Shorter timeouts until a broker has answered for the first time; `None` =
+            the other timeouts apply from the start.
         fetch_max_wait_ms: Maximum time in ms that a broker waits for more records if a response has
             less than `fetch_min_bytes`.
         fetch_max_bytes: Maximum size of the records in one response, in bytes.
@@ -202,7 +202,7 @@ class BrokerSettings:
     rack: str = ""
     request_timeout_seconds: float = 30.0
     connect_timeout_seconds: float = 10.0
-    first_contact: FirstContact | None = None
+    first_response: FirstResponseTimeouts | None = None
     fetch_max_wait_ms: int = 500
     fetch_min_bytes: int = 1
     fetch_max_bytes: int = 50 << 20

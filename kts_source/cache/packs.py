@@ -88,7 +88,7 @@ class SegmentPack:
         """Adds a segment after its manifest was read. Ignores the segment if one of its objects has
         no version, or if the listed objects do not suffice to restore the segment.
         """
-        if self._cache is None or not _is_certain(entry):
+        if self._cache is None or not _can_be_cached(entry):
             return
         if any(index.content is not None for index in segment.objects.indexes.values()):
             return  # an index was rebuilt, also from other objects
@@ -127,7 +127,7 @@ def _identity(entry: SegmentEntry) -> str:
     return f"{entry.base_offset}|{'|'.join(texts)}\t"
 
 
-def _is_certain(entry: SegmentEntry) -> bool:
+def _can_be_cached(entry: SegmentEntry) -> bool:
     """Returns whether a segment can be stored in a pack: all its objects must have versions, and no
     text may contain a control character.
     """

@@ -19,8 +19,8 @@ from kts_source.broker.cluster import (
     EARLIEST_LOCAL,
     LATEST,
     Cluster,
-    knows_local_start,
     reports_aborted_from,
+    reports_local_start,
     topic_configs,
 )
 from kts_source.broker.fetch_range import RangeFetcher
@@ -320,7 +320,7 @@ class ClusterView:
         return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)
 
     def _local_starts(self, keys: list[TopicPartition]) -> dict[TopicPartition, int]:
-        supported = [key for key in keys if knows_local_start(self._cluster, key)]
+        supported = [key for key in keys if reports_local_start(self._cluster, key)]
         return self._cluster.offsets(supported, EARLIEST_LOCAL, read_committed=False)
 
     def aborted_across(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:

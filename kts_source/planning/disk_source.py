@@ -29,8 +29,8 @@ from kts_source.layout.kafka_logs.replica_choice import (
     Branch,
     Filler,
     ReplicaSource,
-    agreed_to,
-    furthest,
+    end_of_agreement,
+    longest_replica,
     newest_branch,
     surviving_log,
 )
@@ -164,7 +164,7 @@ class DiskSource:
         missing = [name for name in names if name not in available]
         if missing or not names:
             problem = f"no topic {', '.join(map(repr, missing))}" if missing else "no topic matches"
-            remains = sorted(disks.remains().intersection(missing))
+            remains = sorted(disks.topics_not_in_use().intersection(missing))
             also = (
                 f"; checkpoints or folders set aside there name {some(remains)}" if remains else ""
             )
@@ -230,7 +230,7 @@ class DiskSource:
             aside = [orphan for n in empty for orphan in disks.set_aside((name, n))]
             note = f"topic {name}: partitions {empty} are neither in the tier nor on disks"
             notes.append(f"{note}, but {some(map(str, aside))}" if aside else note)
-        if others := disks.aside_of_others(name, topic_id):
+        if others := disks.folders_set_aside(name, topic_id):
             unused = some(map(str, others))
             notes.append(f"topic {name}: not read, of no partition in use: {unused}")
         return _Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes))
@@ -379,18 +379,18 @@ class DiskLog(SourceLog):
         if tier_lineage:
             end = max(segment.stop_offset for segment in (*self._segments, *self._damaged))
             first = tier_lineage[0].start_offset
-            if first <= agreed_to(Branch(tuple(tier_lineage), first, end), branch):
+            if first <= end_of_agreement(Branch(tuple(tier_lineage), first, end), branch):
                 recorded.append(first)
         from_epochs = []
         for replica in self._replicas:
-            agreed = agreed_to(replica, branch)
+            agreed = end_of_agreement(replica, branch)
             log_start = replica.log_dir.log_starts.get(self._key)
             if log_start is not None and log_start <= agreed:
                 recorded.append(log_start)
             if replica.history and EPOCHS_FILE in replica.files.others:
                 first = replica.history[0].start_offset
                 from_epochs += [first] if first <= agreed else []
-        local = furthest(self._replicas, branch).log_start
+        local = longest_replica(self._replicas, branch).log_start
         is_tiered = self._segments or self._damaged
         if is_tiered or any(offset < local for offset in recorded):
             return max([*recorded, *from_epochs], default=0)
@@ -450,7 +450,7 @@ class DiskLog(SourceLog):
         )
         self.place = replace(self.place, orphans=(*self.place.orphans, *self.notes))
         begins_on_disk = not ranges or ranges[0] in from_disk
-        is_decided = begins_on_disk or recovery.knows_open()
+        is_decided = begins_on_disk or recovery.records_open_at_start()
         self.is_undecided = not is_decided and any(map(_has_rebuilt_index, from_disk))
 
 
