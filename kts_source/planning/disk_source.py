@@ -5,8 +5,8 @@ are read from the tier. All other offsets (the tail, unfinished copies, holes) a
 replica with the highest offset on the branch. If this replica lacks offsets, they are read from
 other replicas of the branch.
 
-The log start is the highest log start that the tier or a disk records. Brokers write it to disk
-every minute and at shutdown, and update the leader-epoch checkpoint with it. The log ends at the
+The log start is the highest log start that the tier or a disk records. Brokers write the log start
+to disk every minute and at shutdown, together with the leader-epoch checkpoint. The log ends at the
 high watermark of the disks or at the end of the tier, whichever is higher, because brokers copy
 only offsets below the high watermark to the tier.
 
@@ -186,14 +186,14 @@ class DiskSource:
                 listed = {each.partition: each for each in discovered[name].partitions}
                 notes = list(discovered[name].notes)
             else:
-                topic_id, listed = _id_on_disks(options, name, ids), {}
+                topic_id, listed = _topic_id_on_disks(options, name, ids), {}
                 notes = [f"topic {name}: nothing in the tier at {uri}; all of it is on disks"]
             topics.append(self._topic(name, topic_id, ids, listed, notes))
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier, except topics for which option `topicId` requests an id
-        that exists only on disks.
+        """Returns the topics of the tier. Omits a topic if option `topicId` names an id of it that
+        exists only on disks.
         """
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
         return {
@@ -236,8 +236,8 @@ class DiskSource:
         return _Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes))
 
     def _with_replica(self, topic: str, topic_id: str) -> frozenset[int]:
-        """Returns the partitions that have a replica with this topic id. Replicas in `-delete`,
-        `-stray` and `-future` folders do not count.
+        """Returns the partitions that have a replica with this topic id. Ignores folders of
+        deleted, stray and future replicas.
         """
         numbers = self._disks.partitions(topic, topic_id)
         return frozenset(n for n in numbers if self._disks.has_replica((topic, n), topic_id))
@@ -286,9 +286,9 @@ class DiskSource:
         return disk_log
 
 
-def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
-    """Returns the topic id to read for a topic that exists only on disks. Raises InvalidOptionError
-    if the options do not determine it.
+def _topic_id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
+    """Returns the topic id to read for a topic that is on disks but not in the tier. Raises
+    `InvalidOptionError` if the options do not determine the id.
     """
     available = sorted(ids)
     wanted = wanted_topic_id(options, topic)
@@ -311,9 +311,9 @@ class DiskLog(SourceLog):
     Attributes:
         disks: Facts about the chosen replica on disks, for the plan.
         notes: Objects on the disks that are not read, with the reasons.
-        is_undecided: True if the outcome of transactions in segments on disk is unknown. It is
-            unknown if no file records which transactions are open at the start of the first segment
-            on disk, and the tier has the log before this segment.
+        is_undecided: True if the outcome of transactions in segments on disk is unknown: the tier
+            has offsets before the first segment on disk, but no file records which transactions are
+            open at the start of this segment.
     """
 
     def __init__(
@@ -355,9 +355,7 @@ class DiskLog(SourceLog):
         return replace(plan, disks=self.disks)
 
     def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
-        """Returns the branch with the highest leader epoch, which is the branch of the tier or of a
-        disk.
-        """
+        """Returns the branch with the highest leader epoch: the branch of the tier or of a disk."""
         branch, tier_lineage = newest_branch(self._replicas), self._tier_lineage
         # All logs with the same epoch have the same history, but a disk may record only a part of
         # it.
@@ -371,8 +369,8 @@ class DiskLog(SourceLog):
     def _log_start(self) -> int:
         """Returns the first offset that a consumer may see, according to the tier and the disks.
 
-        If a topic is tiered, the first segment on disk is not the log start, because brokers delete
-        older segments from disk after the copy to the tier.
+        The first segment on disk is not the log start of a tiered topic, because brokers delete
+        copied segments from disk.
         """
         branch, tier_lineage = self._branch, self._tier_lineage
         recorded = []
@@ -397,8 +395,8 @@ class DiskLog(SourceLog):
         return max([*recorded, local])
 
     def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
-        """Merges the segments of the tier with segments on disks, which serve the offsets that the
-        tier lacks. Sets `log`, `disks`, `notes`, `place` and `is_undecided`.
+        """Merges the segments of the tier with segments on disks, for the offsets that the tier
+        lacks. Sets `log`, `disks`, `notes`, `place` and `is_undecided`.
         """
         disks, branch = self._all_disks, self._branch
         store, (topic, number) = disks.store, self._key
@@ -424,7 +422,7 @@ class DiskLog(SourceLog):
         main = ReplicaSource(replica, on_disk, recovery)
         others = [other for other in self._replicas if other is not replica]
         filler = Filler(store, folder, number, branch, main, others, low, disk.stop)
-        filled = _filled(filler, held, low, disk.stop)
+        filled = _replica_ranges(filler, held, low, disk.stop)
         ranges = sorted([*held, *filled], key=lambda span: span.start)
         lost_replicas, remarks = _lost_replicas(disks, folder, number, disk, tier_end)
         lost += lost_replicas
@@ -461,17 +459,19 @@ def _has_rebuilt_index(span: SegmentRange) -> bool:
 
 
 def _ranges_in_gap(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
-    """Yields, for each segment that has offsets of `gap`, the range of these offsets."""
+    """Yields the range of offsets in `gap` of each segment that has such offsets."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
             yield SegmentRange(segment, start, stop)
 
 
-def _filled(
+def _replica_ranges(
     filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
 ) -> list[SegmentRange]:
-    """Returns ranges of other replicas for the offsets of [low, stop) that `held` lacks."""
+    """Returns ranges of other replicas for those offsets of [low, stop) that are in no range of
+    `held`.
+    """
     return [
         span
         for gap in between(held, low, max(low, stop))
@@ -485,10 +485,9 @@ def _filled(
 def _lost_replicas(
     disks: Disks, folder: TopicFolder, partition: int, disk: SurvivingLog, tier_end: int
 ) -> tuple[list[Lost], list[Orphan]]:
-    """Compares the end of the log with the checkpoints of replicas that have no folder.
-
-    Returns two values: the records above the end of the log that these checkpoints show, which are
-    lost, and notes about the replicas whose checkpoints show no further records.
+    """Compares the end of the log with the checkpoints of replicas that have no folder. Returns the
+    records above the end of the log that a checkpoint shows, which are lost; and a note about each
+    replica whose checkpoint shows no such records.
     """
     reach = max(disk.expected_stop, disk.replica.stop, tier_end)
     lost, notes = [], []
@@ -505,8 +504,8 @@ def _lost_replicas(
 def _holes(
     ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
 ) -> tuple[list[Hole], list[Hole]]:
-    """Returns two lists of gaps between the ranges: first the gaps in which records are missing,
-    then the gaps that may never have had records.
+    """Returns two lists of gaps between the ranges: gaps in which records are missing, and gaps
+    that may never have had records.
     """
     holes: list[Hole] = []
     unverifiable: list[Hole] = []

@@ -1,8 +1,8 @@
 """Checks the outcome of open transactions where a reader stops before the end of its plan.
 
-A plan compares the transactions that are open at its end with the log. A reader that commits its
-rows in steps also relies on the outcome of the transactions that are open at the end of each step,
-so these transactions must be compared, too.
+Planning compares the transactions that are open at the end of the plan with the log. A reader that
+commits its rows in steps relies on the outcome of the transactions that are open at the end of each
+step, too. This module compares these transactions.
 """
 
 from __future__ import annotations

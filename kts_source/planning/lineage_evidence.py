@@ -79,7 +79,7 @@ def contradiction(
             continue
         if text := difference(lineage, entries):
             return f"{lineage_name} contradicts that of {_name(segment)}: {text}"
-    if unsupported := _unsupported(surviving, lineage, dropped):
+    if unsupported := _dropped_before_first_range(surviving, lineage, dropped):
         return f"{lineage_name} {unsupported}"
     for segment in (newest, *dropped):
         if text := _header_difference(segment, lineage, side_files):
@@ -87,7 +87,7 @@ def contradiction(
     return None
 
 
-def _unsupported(
+def _dropped_before_first_range(
     surviving: PartitionLog, lineage: Sequence[EpochEntry], dropped: Iterable[RemoteSegment]
 ) -> str | None:
     """Returns a message if dropped segments have offsets directly before the first range of the

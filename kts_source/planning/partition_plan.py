@@ -261,7 +261,7 @@ def with_surroundings(
     )
 
 
-class Neighbors:
+class SurroundingsBuilder:
     """Computes the surroundings of slices of one partition, one run after the other.
 
     A run is a sequence of slices of one segment that together read all batches from the first slice
@@ -274,7 +274,7 @@ class Neighbors:
         self._objects: SegmentObjects | None = None  # of `_before`
         self._has_previous = False  # True if the plan reads up to `_before` without a gap
 
-    def around(
+    def surroundings_of(
         self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
     ) -> SliceSurroundings:
         """Returns the surroundings of the next run. All slices of the run have the same
@@ -314,12 +314,12 @@ def _with_surroundings(
     for span in ranges:  # a segment inside another one splits its range in two
         spans.setdefault(span.segment.segment_id, []).append(span)
     located: list[SegmentSlice] = []
-    neighbors = Neighbors()
+    builder = SurroundingsBuilder()
     for run in _runs(pieces):
         first, last = run[0], run[-1]
         start = first.start_offset
         span = next(span for span in spans[first.segment_id] if start < span.stop)
-        around = neighbors.around(span, first.objects, start, last.stop_offset)
+        around = builder.surroundings_of(span, first.objects, start, last.stop_offset)
         located += [SegmentSlice(*(*_OTHER_FIELDS(piece), around)) for piece in run]
     return located
 
@@ -328,7 +328,7 @@ def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
     """Groups the slices into runs: successive slices of one segment with no batch between them."""
     run: list[SegmentSlice] = []
     for piece in pieces:
-        if run and not (run[-1].segment_id == piece.segment_id and _adjoin(run[-1], piece)):
+        if run and not (run[-1].segment_id == piece.segment_id and _are_adjacent(run[-1], piece)):
             yield run
             run = []
         run.append(piece)
@@ -336,7 +336,7 @@ def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
         yield run
 
 
-def _adjoin(piece: SegmentSlice, following: SegmentSlice) -> bool:
+def _are_adjacent(piece: SegmentSlice, following: SegmentSlice) -> bool:
     """Returns whether two successive slices of a segment have no batch between them."""
     offsets = piece.start_offset, piece.stop_offset
     if offsets == (following.start_offset, following.stop_offset):

@@ -44,10 +44,10 @@ from kts_source.planning.scan_plan import ScanPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import (
-    bounded,
     cut,
     cut_range,
     fingerprint,
+    limited_to_max_slices,
     pack,
     spans,
     target_bytes,
@@ -280,7 +280,7 @@ def _plan_log(
 
     start, stop = bounds_of(source_log.log, lookup)
     if records_end and start < stop == source_log.log.stop:
-        stop = max(start, source_log.end_of_batches())
+        stop = max(start, source_log.last_batch_stop())
     side_files.bounds = start, stop
     surviving = source_log.covering(start, stop)
     check_no_holes(location, surviving, start, stop)
@@ -301,7 +301,11 @@ def _plan_log(
         )
         check_outcomes(location, surviving, decisions)
         check_decided(options.ending, location, stop, plan.stop, plan.end_reason)
-        slices = list(bounded(spans(plan, decisions, options, side_files))) if with_slices else []
+        slices = (
+            list(limited_to_max_slices(spans(plan, decisions, options, side_files)))
+            if with_slices
+            else []
+        )
         read = [(piece.start_offset, piece.stop_offset) for piece in slices]
         if source_log.confirm(surviving, decisions, read):
             break
@@ -333,7 +337,7 @@ def assemble(
     _log_isolation(planned)
     wanted = [span for partition in planned for span in partition.spans]
     target = target_bytes(wanted, options)
-    pieces = bounded(
+    pieces = limited_to_max_slices(
         piece
         for span in wanted
         for piece in (

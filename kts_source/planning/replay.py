@@ -340,7 +340,10 @@ def _check_bounds(
         return log, offset
 
     start, stop = requested_bounds(options, location, log, lookup)
-    starting, ending = _given_bound(options, "starting"), _given_bound(options, "ending")
+    starting, ending = (
+        _bound_option_name(options, "starting"),
+        _bound_option_name(options, "ending"),
+    )
     if starting and start != partition.start:
         raise _contradiction(
             starting, f"offset {start} of {location}", f"begins at {partition.start}"
@@ -352,7 +355,7 @@ def _check_bounds(
     check_decided(options.ending, location, stop, partition.stop, partition.end_reason)
 
 
-def _given_bound(options: ScanOptions, side: str) -> str:
+def _bound_option_name(options: ScanOptions, side: str) -> str:
     """Returns the name of the option that sets a bound; an empty text if no option does. `side` is
     `starting` or `ending`.
     """

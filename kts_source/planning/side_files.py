@@ -202,7 +202,7 @@ class SideFiles:
         for entry in chain(first, self._whole_entries(segment, position, _epochs)):
             yield entry.base_offset, entry.epoch
 
-    def end_of_batches(self, segment: RemoteSegment) -> int | None:
+    def last_batch_stop(self, segment: RemoteSegment) -> int | None:
         """Returns one past the last offset of a segment's last batch. Returns `None` if the segment
         has no batch, or its log cannot be read; a later read of its rows then reports the error.
         """

@@ -18,7 +18,7 @@ from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.bounds import confirmed_skip, has_confirmed_time, is_skipped
 from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.planning.partition_plan import (
-    Neighbors,
+    SurroundingsBuilder,
     segment_name,
     segment_slice,
     slice_objects,
@@ -69,7 +69,7 @@ def spans(
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())
     following = [span.segment for span, _, _ in wanted[1:]]
-    neighbors = Neighbors()
+    builder = SurroundingsBuilder()
     for (span, first, end), after in zip_longest(wanted, following):
         segment = span.segment
         start, stop = pruner.narrowed(segment, first, end, after)
@@ -84,7 +84,7 @@ def spans(
             objects = _without_index(objects)
         around = None
         if options.read_committed:
-            around = neighbors.around(span, objects, start, stop)
+            around = builder.surroundings_of(span, objects, start, stop)
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             cuts = 0, segment.objects.size_in_bytes
             if index is not None:  # skip the bytes that the index excludes
@@ -94,7 +94,7 @@ def spans(
                 # batch has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
             aborted = decisions.aborted.clip(low, high, next_until=stop)
-            lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
+            lineage = _owning_epochs(plan.surviving.lineage, segment.start_offset, low, high)
             yield segment_slice(segment, objects, cuts, (low, high), aborted, lineage, around)
 
 
@@ -149,7 +149,7 @@ def _parts_between_entries(
     return borders, [high - low for low, high in zip(positions, positions[2:], strict=False)]
 
 
-def bounded(slices: Iterable[_Piece]) -> Iterator[_Piece]:
+def limited_to_max_slices(slices: Iterable[_Piece]) -> Iterator[_Piece]:
     """Yields the items of `slices`. Raises `PlanTooLargeError` after `MAX_SLICES` items."""
     for number, piece in enumerate(slices):
         if number == MAX_SLICES:
@@ -173,7 +173,7 @@ def _without_index(objects: SegmentObjects) -> SegmentObjects:
     return replace(objects, indexes=indexes)
 
 
-def _owners(
+def _owning_epochs(
     lineage: Sequence[EpochEntry], segment_start: int, start: int, stop: int
 ) -> tuple[EpochEntry, ...]:
     """Returns the entries of the lineage that own offsets in [start, stop).
@@ -295,10 +295,10 @@ class _Pruner:
             return stop, stop
         start, stop = max(start, box.first_offset), min(stop, box.last_offset + 1)
         if start < stop and box.first_timestamp > MIN_INT64:
-            start = max(start, self._first_late_enough(segment, following, stop))
+            start = max(start, self._end_of_early_records(segment, following, stop))
         return start, stop
 
-    def _first_late_enough(
+    def _end_of_early_records(
         self, segment: RemoteSegment, following: RemoteSegment | None, stop: int
     ) -> int:
         """Returns an offset. All records of the segment below this offset have timestamps that are

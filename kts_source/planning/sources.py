@@ -107,7 +107,7 @@ class SourceLog:
         """
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
-    def end_of_batches(self) -> int:
+    def last_batch_stop(self) -> int:
         """Returns one past the last offset of the log's last batch; the end of the log if this
         batch cannot be read.
         """

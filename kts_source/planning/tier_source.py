@@ -261,7 +261,7 @@ class TierLog(SourceLog):
                 )
         return self._contradiction
 
-    def end_of_batches(self) -> int:
+    def last_batch_stop(self) -> int:
         """Returns one past the last offset of the last batch, which is read from the log. The end
         offset in the last manifest is not used, because manifests have no checksum, and no later
         segment confirms this offset.
@@ -274,7 +274,7 @@ class TierLog(SourceLog):
             last = next((span for span in ranges if span.start < stop <= span.stop), None)
             if last is None or stop != last.segment.stop_offset:
                 return stop
-            end = self.side_files.end_of_batches(last.segment)
+            end = self.side_files.last_batch_stop(last.segment)
             if end is None or end >= stop:
                 return stop
             if end > last.start:
@@ -282,7 +282,7 @@ class TierLog(SourceLog):
             stop = last.start  # the segment has no batch of these offsets
         return stop
 
-    def end_of_segments(self, offset: int, count: int) -> int:
+    def approximate_stop(self, offset: int, count: int) -> int:
         """Returns the approximate end offset of a run of `count` segments. The first of them is the
         segment that contains `offset`.
         """
@@ -356,7 +356,7 @@ class TierLog(SourceLog):
 
     def _first_offset_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
         """Searches the segments at indexes `recent` for the first record dated at or after a
-        timestamp. If a segment is unusual (see `_is_plain`), reads all segments and returns `None`.
+        timestamp. If a segment is unusual (see `_has_no_dead_branch`), reads all segments and returns `None`.
         """
         begin, size = 0, 2
         while begin < len(recent):
@@ -439,20 +439,20 @@ class TierLog(SourceLog):
         log_start = min(max(self._bases[0], checkpoint_start), stop)
         self.log = PartitionLog(self._lineage, log_start, stop, (), (), ())
         has_start &= self._keeps_from >= log_start
-        return has_start and all(map(self._is_plain, (*segments, *self._damaged)))
+        return has_start and all(map(self._has_no_dead_branch, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
         """Returns, for each segment at an index in `numbers`, the range of offsets that it may
-        serve. Returns `None` if a segment is unusual (see `_is_plain`).
+        serve. Returns `None` if a segment is unusual (see `_has_no_dead_branch`).
         """
         wanted = list(numbers)
         segments = self.listed.described(wanted)
-        if len(segments) < len(wanted) or not all(map(self._is_plain, segments)):
+        if len(segments) < len(wanted) or not all(map(self._has_no_dead_branch, segments)):
             return None
         spans = (usable_range(segment, self._lineage) for segment in segments)
         return [span for span in spans if span is not None]
 
-    def _is_plain(self, segment: RemoteSegment) -> bool:
+    def _has_no_dead_branch(self, segment: RemoteSegment) -> bool:
         """Returns whether all offsets of a segment above the log start belong to the lineage, and
         are below the known end of the log. If the result is False, the log may have abandoned
         branches, so all segments must be read.

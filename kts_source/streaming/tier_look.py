@@ -133,7 +133,7 @@ class TierLogLook:
             stop = tier_log.log.stop
             end = stop
             if stop > tier_log.log.log_start:
-                end = max(tier_log.end_of_batches(), tier_log.log.log_start)
+                end = max(tier_log.last_batch_stop(), tier_log.log.log_start)
             if self._options.read_committed and end > tier_log.log.log_start:
                 _, decisions = tier_log.decided(end - 1, end)
                 end = _first_undecided(decisions.undecided, end)
@@ -230,7 +230,7 @@ class TierLogLook:
         position, count = start, _FIRST_SEGMENTS
         while position < stop:
             was_complete = self.is_complete
-            limit = min(self.tier_log.end_of_segments(position, count), stop)
+            limit = min(self.tier_log.approximate_stop(position, count), stop)
             log = self.tier_log.covering(position, limit)
             if limit <= position or (self.is_complete and not was_complete):
                 return

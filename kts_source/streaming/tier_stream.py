@@ -24,7 +24,13 @@ from kts_source.errors import (
     TieredKafkaError,
 )
 from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
-from kts_source.planning.bounds import Place, check_named, check_no_holes, resolve_start, wanted_of
+from kts_source.planning.bounds import (
+    Place,
+    check_named,
+    check_no_holes,
+    requested_value,
+    resolve_start,
+)
 from kts_source.planning.planner import assemble, check_plan, paused_collector
 from kts_source.streaming.checks import (
     check_epoch,
@@ -242,7 +248,7 @@ def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartiti
 
 def _initial_offset(options: ScanOptions, look: LogLook, end: int) -> int:
     starting = options.starting
-    wanted = wanted_of(starting, look.place)
+    wanted = requested_value(starting, look.place)
     if isinstance(starting, LatestBound):
         return end
     if isinstance(starting, OffsetsBound) and wanted is not None:
