@@ -1,8 +1,8 @@
 """Defines the plan of one partition: the offsets to read, and the source of each offset.
 
-A task compares the transactions of a slice with the log around the slice (see
-`read.slice_decoder`). So `with_surroundings` adds to each slice the offsets before and after it
-that the plan reads.
+The *surroundings* of a slice are the offsets directly before and after it that the plan also reads.
+A task compares the transactions of a slice with markers and data in its surroundings (see
+`read.slice_decoder`). `with_surroundings` adds them to each slice.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def segment_slice(
         segment: The segment.
         objects: The result of `slice_objects`.
         cuts: First byte and end of the slice, as positions in the original segment.
-        offsets: First offset and end of the slice.
+        offsets: First offset of the slice, and one past its last offset.
         aborted: Intervals that are skipped in the slice.
-        lineage: Leader epochs that own the offsets.
-        surroundings: Offsets around the slice that the plan reads.
+        lineage: Leader epochs of the offsets, each with its first offset.
+        surroundings: Offsets around the slice that the plan also reads.
     """
     cut_start, cut_stop = cuts
     start, stop = offsets
@@ -93,8 +93,8 @@ class BrokerPart:
 
     Attributes:
         leader_epoch: Leader epoch of the last record before the end of the log.
-        ranges: Offsets [start, stop) read from brokers, ascending. The plan reads the offsets
-            between them from the tier.
+        ranges: Offsets [start, stop) read from brokers, ascending. Offsets between the ranges are
+            read from the tier.
         high_watermark: One past the last offset that consumers may see.
         last_stable_offset: One past the last offset that consumers with `read_committed` may see.
         local_start: First offset on the leader's own disk; `None` if the leader does not report it.
@@ -231,7 +231,7 @@ segment.
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns the tasks with new `SegmentSlice.surroundings` in every slice.
+    """Returns the tasks with the attribute `surroundings` set in every slice.
 
     Args:
         tasks: All tasks of a plan; the slices of each partition ascend by offset.
@@ -262,10 +262,11 @@ def with_surroundings(
 
 
 class SurroundingsBuilder:
-    """Computes the surroundings of slices of one partition, one run after the other.
+    """Computes the surroundings of the slices of one partition. Call it once per run, in ascending
+    order of offsets.
 
-    A run is a sequence of slices of one segment that together read all batches from the first slice
-    to the last. Pass the runs in ascending order of offsets.
+    A run consists of slices of one segment that together read all batches from the first slice to
+    the last.
     """
 
     def __init__(self) -> None:
@@ -277,8 +278,7 @@ class SurroundingsBuilder:
     def surroundings_of(
         self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
     ) -> SliceSurroundings:
-        """Returns the surroundings of the next run. All slices of the run have the same
-        surroundings.
+        """Returns the surroundings of the next run, which all its slices share.
 
         Args:
             span: The range of the log that contains the run.

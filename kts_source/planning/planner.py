@@ -2,9 +2,8 @@
 
 The same code plans partitions of all sources: it finds the bounds, checks for holes, finds out how
 transactions ended, and creates slices. Segments, and slices of segments that are larger than a
-task, are packed into tasks in the order of their offsets. A slice contains all facts that are
-needed to read it (offset range, aborted intervals, lineage), so tasks are independent of each
-other.
+task, are packed into tasks in the order of their offsets. A slice contains everything that a task
+needs to read it (offset range, aborted intervals, lineage), so tasks are independent of each other.
 """
 
 from __future__ import annotations
@@ -109,14 +108,14 @@ def plan_scan(
     Args:
         options: Options of the scan.
         tier: The tier; by default it is opened from the options.
-        progress: Offsets that the reader already has. They are not planned, and not checked for
-            holes.
-        tasks: True to plan tasks. With False, the plan has partitions but no tasks, unless it reads
-            from brokers or disks.
-        is_read: True to reject plans that are too large or need archived objects.
+        progress: Offsets that the reader already has. The plan contains only later offsets, and
+            only these are checked for holes.
+        tasks: True to plan tasks. If False, the plan of a tier without brokers and disks has
+            partitions but no tasks.
+        is_read: True to raise an error if the plan is too large or needs archived objects.
         on_partition_error: Called with the error of each partition of a tier that cannot be
-            planned; the plan skips this partition. Plans with archived objects are then allowed,
-            because the caller handles them.
+            planned, and which the plan therefore skips. If it is set, archived objects raise no
+            error.
 
     Raises:
         TieredKafkaError: See `segment_catalog.discover`, `requested_bounds` and `check_no_holes`.
@@ -246,7 +245,7 @@ def plan_log(
             them.
         with_slices: True to create slices and broker ranges.
         records_end: True if a reader will later continue at the end of the plan. Then the plan ends
-            with the last batch, because a higher end would skip later records.
+            after the last batch, because the reader would skip records below a higher end.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -325,14 +324,9 @@ def assemble(
     notes: Iterable[str],
     asked: Mapping[str, Sequence[int]],
 ) -> ScanPlan:
-    """Returns the plan of a scan. Splits the slices and ranges of all partitions, and packs them
-    into tasks.
-
-    Args:
-        options: Options of the scan.
-        planned: The planned partitions.
-        notes: Notes for the user.
-        asked: Numbers of the selected partitions, by topic.
+    """Returns the plan of a scan: splits the slices and ranges of all partitions, and packs them
+    into tasks. `notes` are messages for the user; `asked` has the numbers of the selected
+    partitions by topic.
     """
     _log_isolation(planned)
     wanted = [span for partition in planned for span in partition.spans]
@@ -410,8 +404,8 @@ def check_plan(
 def paused_collector() -> Iterator[None]:
     """Pauses garbage collection while the block runs.
 
-    A plan allocates millions of objects, and all of them are needed until it is complete. Searching
-    them repeatedly for cycles takes longer than creating them. With `KTS_TUNING=off`
+    A plan allocates millions of objects, and all of them are needed until it is complete. Repeated
+    searches for cycles in them would take longer than their creation. With `KTS_TUNING=off`
     (`docs/tuning.md`) garbage collection is not paused.
     """
     if not (is_on() and gc.isenabled()):

@@ -62,8 +62,7 @@ _MAX_SHOWN: Final = 200
 
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
-    """Returns the values of those options that affect a plan and that are not stored in another
-    field of the plan.
+    """Returns the options that affect a plan, without those that another field of the plan stores.
 
     Args:
         options: Options of the scan.
@@ -318,8 +317,8 @@ def _lost(partition: PartitionPlan, text: str) -> DataLossError:
 def _check_bounds(
     partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Raises `InvalidOptionError` if the bounds in the options do not result in the offsets of the
-    plan. Resolves the bounds with the log that the plan recorded.
+    """Resolves the bounds of the options in the log that the plan recorded. Raises
+    `InvalidOptionError` if the result differs from the offsets of the plan.
     """
     log = partition.surviving
 
@@ -356,8 +355,8 @@ def _check_bounds(
 
 
 def _bound_option_name(options: ScanOptions, side: str) -> str:
-    """Returns the name of the option that sets a bound; an empty text if no option does. `side` is
-    `starting` or `ending`.
+    """Returns the name of the option that sets the bound `side`, which is `starting` or `ending`;
+    an empty text if no option sets it.
     """
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     return next((name for name in names if name in options.given), "")

@@ -7,8 +7,8 @@ slices refer to a segment by its number in the table. It contains no secret: dat
 
 A plan file may come from an author who is not trusted. So `ScanPlan.from_json` checks that numbers
 are numbers, byte ranges are within their objects, keys are below the root of the store, and slices
-cover the offsets of their partitions. `replay` compares the objects with the store. So a plan
-cannot make a reader access other data, or allocate too much memory.
+cover the offsets of their partitions. `replay` compares the objects with the store. So a malicious
+plan cannot make a reader access other data or exhaust its memory.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ScanPlan(Displayed):
         partitions: The plan of each partition.
         tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: Text of the predicate that was used to skip slices; `None` if the tasks read all
+        where: Text of the predicate by which slices were skipped; `None` if the tasks read all
             rows.
         notes: Messages for users, for example about the chosen topic id, or partitions without
             data.
@@ -285,7 +285,7 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
 
 
 def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
-    """Returns the offsets that tasks read of each segment: the lowest start and the highest stop of
+    """Returns the offsets that tasks read of each segment: the lowest start and the highest end of
     its slices.
     """
     kept: dict[SegmentName, tuple[int, int]] = {}
@@ -656,8 +656,8 @@ def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Raises `ValueError` if the broker ranges of a partition overlap, or do not contain exactly
-    the offsets that the plan assigns to brokers.
+    """Raises `ValueError` unless the broker ranges of a partition are exactly the offsets that the
+    plan reads from brokers, without overlap.
     """
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
@@ -694,8 +694,8 @@ def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
     """Raises `ValueError` if successive slices of a segment skip bytes, or if the slices do not
-    cover the offsets of the partition. With `leaves_rows_out`, offsets may be missing, because a
-    predicate skipped them.
+    cover the offsets of the partition. With `leaves_rows_out`, uncovered offsets are allowed,
+    because a predicate skipped them.
     """
     for _, group in groupby(slices, _span):
         pieces = list(group)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 class SourceLog:
     """The log of one partition. This class has the complete log in memory; subclasses read parts of
-    it when they are needed.
+    the log when they are needed.
 
     Args:
         location: The partition, and whether data loss is an error.
@@ -79,8 +79,8 @@ class SourceLog:
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """Compares the outcomes of transactions with their markers. Considers transactions that are
-        open at the end of a read, because their markers are later in the log.
+        """Compares the outcomes of transactions that are open at the end of a read with their
+        markers, which are later in the log.
 
         Args:
             surviving: The log that `decided` returned last.
@@ -119,7 +119,7 @@ class SourceLog:
         return ()
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """Returns `plan` with further facts that only this source has, such as broker ranges or
+        """Returns `plan` with facts that only this kind of source has, such as broker ranges or
         disks.
         """
         return plan

@@ -57,10 +57,10 @@ def likely_prefixes(
     Args:
         store: Store of the tier.
         layout: Layout that recognizes the folders of topics.
-        key_prefix: Prefix under which no topic was found. The result does not contain it.
-        wanted: Names of topics. If a folder has topics whose names end with one of these, the
-            result contains the prefixes that lead to these topics. For other folders with topics
-            it contains the folder.
+        key_prefix: Prefix under which no topic was found. The result does not contain this prefix.
+        wanted: Names of topics. If a folder has topics whose names end with one of them, the result
+            has the prefixes of these topics. For another folder with topics, the result has the
+            folder itself.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
@@ -81,9 +81,9 @@ def likely_prefixes(
 
 
 def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the key prefixes that a scan needs to find the topics in `wanted`, according to the
-    names of folders. For example, if topic `orders` is wanted and a folder has the name
-    `kts-orders`, the prefix is `kts-`.
+    """Returns the key prefixes with which a scan would find the topics in `wanted`, according to
+    the names of folders. Example: for topic `orders` and a folder `kts-orders`, the prefix is
+    `kts-`.
     """
     ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
     heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
