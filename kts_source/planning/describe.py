@@ -19,7 +19,7 @@ from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog,
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.texts import Displayed, Table, format_bytes
 from kts_source.tier import Tier, open_tier
 
@@ -227,7 +227,7 @@ def described_plan(
         side_files = SideFiles(reader, max_batch_bytes=unbounded.max_batch_bytes)
         disk_bytes: dict[tuple[str, int], int] = {}
         for piece in (piece for task in plan.tasks for piece in task.slices):
-            if is_beside(piece.objects.log.key):
+            if is_in_additional_store(piece.objects.log.key):
                 key = piece.topic, piece.partition
                 disk_bytes[key] = disk_bytes.get(key, 0) + piece.nominal_bytes
         marks = [
@@ -248,7 +248,9 @@ def _watermark(
     surviving, disks = partition.surviving, partition.disks
     tiered = [span.segment for span in surviving.ranges]
     if disks is not None:
-        tiered = [segment for segment in tiered if not is_beside(segment.objects.log.key)]
+        tiered = [
+            segment for segment in tiered if not is_in_additional_store(segment.objects.log.key)
+        ]
     mark = PartitionWatermark(
         topic=partition.topic,
         topic_id=partition.topic_id,

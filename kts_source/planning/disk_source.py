@@ -56,7 +56,7 @@ from kts_source.planning.partition_plan import DiskPart
 from kts_source.planning.segment_catalog import SegmentCatalog, discover, wanted_topic_id
 from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.planning.tier_source import newest_lineage, open_tier_log
-from kts_source.store.joined_store import beside
+from kts_source.store.joined_store import additional_store_prefix
 from kts_source.texts import printable, some
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class DiskSource:
             describing,
             fail_on_data_loss=options.fail_on_data_loss,
         )
-        self._disks = Disks(tier.store, map(beside, range(len(options.tail_paths))))
+        self._disks = Disks(
+            tier.store, map(additional_store_prefix, range(len(options.tail_paths)))
+        )
         if self._disks.without:
             names = ", ".join(tier.store.uri(root) for root in self._disks.without)
             raise TierNotFoundError(

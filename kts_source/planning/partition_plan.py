@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.read.task import ScanTask, SegmentSlice, SliceSurroundings
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -190,12 +190,18 @@ class PartitionPlan:
     def disk_ranges(self) -> tuple[SegmentRange, ...]:
         """Offset ranges that are read from broker disks instead of the tier."""
         ranges = self.surviving.ranges
-        return tuple(span for span in ranges if is_beside(span.segment.objects.log.key))
+        return tuple(
+            span for span in ranges if is_in_additional_store(span.segment.objects.log.key)
+        )
 
     @property
     def tier_end(self) -> int:
         """One past the last offset in the tier; the log start if the tier has no segment."""
-        ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
+        ranges = [
+            s
+            for s in self.surviving.ranges
+            if not is_in_additional_store(s.segment.objects.log.key)
+        ]
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:

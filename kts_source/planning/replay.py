@@ -42,8 +42,8 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import fingerprint
 from kts_source.read.segment_source import SegmentSource
 from kts_source.secret import scrub
-from kts_source.store.joined_store import is_beside
-from kts_source.store.open_store import open_store, scheme_of, storage_beside
+from kts_source.store.joined_store import is_in_additional_store
+from kts_source.store.open_store import open_store, scheme_of, storage_of_other_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
         error.uri = None
         raise
     has_disks = options.tail_paths or options.disk_paths
-    if not has_disks and any(is_beside(ref.key) for ref in plan.objects_read()):
+    if not has_disks and any(is_in_additional_store(ref.key) for ref in plan.objects_read()):
         raise InvalidOptionError(
             f"option 'planFile' ({name}): the plan reads brokers' disks at several paths; set"
             " option 'tailPath' (or 'path' with layout 'kafka-logs') to the same paths"
@@ -148,7 +148,7 @@ def _read_file(options: ScanOptions) -> str:
         folder, _, key = before.rpartition("/")
         root = f"{folder}/" if folder.endswith(("/", ":")) else folder
         key = f"{key}?{query}" if query else key
-    storage = storage_beside(options.path, path, options.storage)
+    storage = storage_of_other_path(options.path, path, options.storage)
     with closing(open_store(root, storage, retry_policy=options.fetch.retry_policy)) as store:
         try:
             info = store.head(key)
@@ -228,7 +228,7 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
             continue
         for span in partition.surviving.ranges:
             key = span.segment.objects.log.key
-            if not (key.startswith(options.key_prefix) or is_beside(key)):
+            if not (key.startswith(options.key_prefix) or is_in_additional_store(key)):
                 raise _contradiction("keyPrefix", options.key_prefix, f"reads {key}")
     check_named(options, held.keys(), topics)
 

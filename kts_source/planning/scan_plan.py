@@ -45,7 +45,7 @@ from kts_source.planning.partition_plan import (
 )
 from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from kts_source.read.task import ScanTask, SegmentSlice
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.store.object_store import check_key
 from kts_source.texts import Displayed, Table, camel_case, format_bytes, printable
 from segment_format.errors import SegmentFormatError
@@ -265,7 +265,9 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     ]
     for name, (requests, size) in sorted(work.by_class.items()):
         lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
-    on_disk = [p for task in plan.tasks for p in task.slices if is_beside(p.objects.log.key)]
+    on_disk = [
+        p for task in plan.tasks for p in task.slices if is_in_additional_store(p.objects.log.key)
+    ]
     if on_disk:
         size = sum(piece.nominal_bytes for piece in on_disk)
         lines.append(f"{len(on_disk)} of the slices, {size:,} bytes, are of brokers' disks")
@@ -332,7 +334,7 @@ def _explain_partition(
                 text += ", skipped by where"
             elif offsets != (low, high):
                 text += f", where leaves [{offsets[0]}, {offsets[1]})"
-        kind = "disk" if is_beside(segment.objects.log.key) else "segment"
+        kind = "disk" if is_in_additional_store(segment.objects.log.key) else "segment"
         yield f"  {kind} {segment.segment_id}: {text}, {segment.objects.size_in_bytes:,} bytes"
     if partition.brokers is not None:
         yield from _explain_brokers(partition, partition.brokers)

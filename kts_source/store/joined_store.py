@@ -37,12 +37,12 @@ _DOWN: Final = (StoreUnavailableError, AccessDeniedError, StoreNotFoundError)
 _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
 
 
-def beside(number: int) -> str:
+def additional_store_prefix(number: int) -> str:
     """Returns the prefix of all keys in the additional store number `number`."""
     return f"{_BESIDE}{number}/"
 
 
-def is_beside(key: str) -> bool:
+def is_in_additional_store(key: str) -> bool:
     """Returns whether a key belongs to an additional store instead of the main store."""
     return key.startswith(_BESIDE)
 
@@ -65,7 +65,7 @@ class JoinedStore:
     @property
     def pinning(self) -> str:
         """See `ObjectStore.pinning`."""
-        return "; beside it ".join(dict.fromkeys(store.pinning for store in self._all))
+        return "; additional paths: ".join(dict.fromkeys(store.pinning for store in self._all))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class JoinedStore:
         """Returns three values: the store that contains a key, the key inside that store, and the
         removed prefix `tailPath:/<number>/` (empty for the main store).
         """
-        if not is_beside(key):
+        if not is_in_additional_store(key):
             return self.first, key, ""
         number, _, own_key = key.removeprefix(_BESIDE).partition("/")
         if not (number.isascii() and number.isdigit() and int(number) < len(self.others)):
@@ -137,7 +137,7 @@ class JoinedStore:
                 f" {len(self.others)} paths",
                 uri=key,
             )
-        return self.others[int(number)], own_key, beside(int(number))
+        return self.others[int(number)], own_key, additional_store_prefix(int(number))
 
 
 class FallbackStore:

@@ -306,7 +306,7 @@ class ObstoreStore(FsspecStore):
         """
 
     @abstractmethod
-    def _can_pin(self, version: str) -> bool:
+    def _can_require_version(self, version: str) -> bool:
         """Returns whether obstore can request this version of an object."""
 
     def _make_settings(self) -> ObstoreSettings:
@@ -323,7 +323,7 @@ class ObstoreStore(FsspecStore):
         def read_by_fsspec() -> Data:
             return super(ObstoreStore, self)._read(key, start, stop, version)
 
-        if version is not None and not self._can_pin(version):
+        if version is not None and not self._can_require_version(version):
             return read_by_fsspec()
         path = self._path(key).partition("/")[2]
         return self._ranges.read(Range(path, start, stop, version, self.uri(key)), read_by_fsspec)
@@ -505,7 +505,7 @@ class AzureStore(ObstoreStore):
             client_options(endpoint, self._retry_policy),
         )
 
-    def _can_pin(self, version: str) -> bool:
+    def _can_require_version(self, version: str) -> bool:
         return _ETAG.fullmatch(version) is not None  # older versions of adlfs drop the quotes
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
@@ -643,7 +643,7 @@ class GcsStore(ObstoreStore):
             endpoint, self._bucket, login, client_options(endpoint, self._retry_policy)
         )
 
-    def _can_pin(self, version: str) -> bool:
+    def _can_require_version(self, version: str) -> bool:
         return version.isdecimal()
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:

@@ -111,7 +111,7 @@ def refuse_credentials(path: str) -> None:
         raise InvalidOptionError(f"the path ({scheme}://…) holds credentials{hint}")
 
 
-def storage_beside(
+def storage_of_other_path(
     path: str, other: str, storage: Secret[Mapping[str, str]]
 ) -> Secret[Mapping[str, str]]:
     """Returns the storage options for the store at `other`: those of the store at `path`, as far as

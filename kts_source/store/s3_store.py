@@ -261,8 +261,10 @@ class S3Store(ClientStore):
 
         if isinstance(error, RangeError):
             text = self._scrub(error.text)
-            return self._translate(error.status or 503, error.code, text, key, listing=listing)
-        origin = _origin(error)
+            return self._status_of_response(
+                error.status or 503, error.code, text, key, listing=listing
+            )
+        origin = _botocore_error(error)
         text = self._text(origin)
         if isinstance(origin, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             raise AccessDeniedError(
@@ -279,9 +281,9 @@ class S3Store(ClientStore):
             return 503 if _is_transient(origin) else 0, text
         status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = str(origin.response.get("Error", {}).get("Code", ""))
-        return self._translate(status, code, text, key, listing=listing)
+        return self._status_of_response(status, code, text, key, listing=listing)
 
-    def _translate(
+    def _status_of_response(
         self, status: int, code: str, text: str, key: str, *, listing: bool
     ) -> tuple[int, str]:
         """Converts an error response of S3 to the HTTP status and the text that `_failure` returns.
@@ -305,7 +307,7 @@ class S3Store(ClientStore):
         return 503 if code in _TRANSIENT_CODES else status, text
 
 
-def _origin(error: Exception) -> Exception:
+def _botocore_error(error: Exception) -> Exception:
     """Returns botocore's error that an error of s3fs wraps. Returns other errors unchanged."""
     from botocore.exceptions import ClientError
 
@@ -316,7 +318,7 @@ def _is_expiry(error: Exception) -> bool:
     """Returns whether S3 rejected a request because its credentials have expired. Also returns True
     for status 400 without an error code, because responses to HEAD contain no error code.
     """
-    answer = getattr(_origin(error), "response", None)  # also `None` without a response
+    answer = getattr(_botocore_error(error), "response", None)  # also `None` without a response
     code = (answer or {}).get("Error", {}).get("Code")
     return code in EXPIRED_CODES or code == "400"
 
@@ -402,13 +404,13 @@ def _loader(data_path: str | None) -> Any:  # noqa: ANN401
     import botocore.loaders
 
     loader = botocore.loaders.create_loader(data_path)
-    if "s3" not in _services(loader.search_paths, "service-2"):
+    if "s3" not in _service_folders(loader.search_paths, "service-2"):
         raise LookupError("botocore has its service descriptions in another location")
-    loader.list_available_services = functools.partial(_services, loader.search_paths)
+    loader.list_available_services = functools.partial(_service_folders, loader.search_paths)
     return loader
 
 
-def _services(search_paths: Iterable[str], type_name: str) -> list[str]:
+def _service_folders(search_paths: Iterable[str], type_name: str) -> list[str]:
     """Returns the names of all folders in the search paths. botocore then checks which of them have
     service descriptions.
     """

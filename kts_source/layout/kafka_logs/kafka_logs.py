@@ -32,7 +32,7 @@ from kts_source.layout.kafka_logs.replica_choice import (
     with_lost_logs_in_gaps,
 )
 from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
-from kts_source.store.joined_store import beside
+from kts_source.store.joined_store import additional_store_prefix
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import parse_partition_metadata
@@ -228,7 +228,7 @@ class KafkaLogsLayout:
 
     def __init__(self, *, end_of_log: bool, paths: int = 1) -> None:
         self._end_of_log = end_of_log
-        self._beside = tuple(beside(number) for number in range(paths - 1))
+        self._beside = tuple(additional_store_prefix(number) for number in range(paths - 1))
         self._lock = threading.Lock()
         self._disks: dict[str, Disks] = {}
         self._described: dict[str, RemoteSegment] = {}

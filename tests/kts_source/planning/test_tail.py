@@ -18,7 +18,7 @@ from kts_source.errors import (
 from kts_source.options import parse_options
 from kts_source.planning.describe import describe
 from kts_source.planning.planner import plan
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.layout.kafka_logs.disk import (
@@ -86,7 +86,11 @@ class TierAndDisk:
         """
         tasks = plan(self.make_options(**extra)).tasks
         return [
-            (is_beside(task_slice.objects.log.key), task_slice.start_offset, task_slice.stop_offset)
+            (
+                is_in_additional_store(task_slice.objects.log.key),
+                task_slice.start_offset,
+                task_slice.stop_offset,
+            )
             for task in tasks
             for task_slice in task.slices
         ]
