@@ -471,8 +471,8 @@ class RangeFetcher:
         key = wanted.topic, wanted.partition
         topic = self._cluster.renew_leader(key, self._wanted.topic_id)
         if topic is None or topic.topic_id != wanted.topic_id:
-            now = "is gone" if topic is None else f"was created again as {topic.topic_id}"
-            return self._all_lost(f"topic id {wanted.topic_id} was planned, and the topic {now}")
+            now = "was deleted" if topic is None else f"was created again as {topic.topic_id}"
+            return self._all_lost(f"the plan reads topic id {wanted.topic_id}, but the topic {now}")
         leader = topic.leaders[wanted.partition]
         if leader.node < 0:
             return _Waiting("the partition has no leader")
@@ -509,8 +509,8 @@ class RangeFetcher:
         log_start = self._cluster.offsets([key], EARLIEST, read_committed=False)[key]
         if log_start > offset:
             text = (
-                f"offset {offset} is gone since the plan was made: the log of the brokers starts at"
-                f" {log_start}"
+                f"offset {offset} was deleted after the plan was made: the brokers' log now starts"
+                f" at offset {log_start}"
             )
             return _Lost(log_start, DataLossError(text, **self._location(offset)))
         if self._refused_at != offset:

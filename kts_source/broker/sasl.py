@@ -115,7 +115,7 @@ def _from_callback(source: TokenCallback) -> str:
         ) from None
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise BrokerError(
-            f"the callback {source.function} returned a {type(token).__name__} that is no token:"
+            f"the callback {source.function} returned a {type(token).__name__} that is not a token:"
             " a token must be a str of letters, digits and -._~+/="
         )
     return token

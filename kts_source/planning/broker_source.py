@@ -302,7 +302,7 @@ class BrokerSource:
                     )
                     check = "remove option catalog=metadata-topic, so that the tier is listed"
                 raise TopicNotFoundError(
-                    f"brokers say that offsets [{brokers.log_start}, {brokers.local_start}) are"
+                    f"brokers report that offsets [{brokers.log_start}, {brokers.local_start}) are"
                     f" tiered, but {problem}: {check}, or remove option 'path' to read the whole"
                     " topic from brokers",
                     topic=brokers.topic,

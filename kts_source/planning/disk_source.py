@@ -234,7 +234,7 @@ class DiskSource:
             notes.append(f"{note}, but {some(map(str, aside))}" if aside else note)
         if others := disks.folders_set_aside(name, topic_id):
             unused = some(map(str, others))
-            notes.append(f"topic {name}: not read, of no partition in use: {unused}")
+            notes.append(f"topic {name}: not read, because no partition in use has them: {unused}")
         return _Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes))
 
     def _with_replica(self, topic: str, topic_id: str) -> frozenset[int]:

@@ -105,7 +105,7 @@ def _dropped_before_first_range(
         if low >= stop:
             continue
         text = (
-            f"gives offsets [{low}, {stop}) to leader epoch {epoch_at(lineage, low)}, but no"
+            f"assigns offsets [{low}, {stop}) to leader epoch {epoch_at(lineage, low)}, but no"
             f" segment of that epoch holds them, and {_name(segment)} holds them in epoch"
             f" {epoch_at(segment.leader_epochs, low)}"
         )

@@ -215,8 +215,8 @@ class BoundaryCheck:
     """Checks the bytes at the start and the end of one slice while the slice is read.
 
     Attributes:
-        stop: End of the slice. It must be set before `slice_bytes` receives the window that contains the
-            end.
+        stop: End of the slice. It must be set before `slice_bytes` receives the window that
+            contains the end.
     """
 
     def __init__(self, start: Boundary) -> None:

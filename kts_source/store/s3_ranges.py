@@ -100,7 +100,7 @@ class AwsChain:
         return _freeze(self._credentials)
 
     def renew(self, refused: Secret[Keys | None]) -> bool:
-        """Reads the credential chain again. Returns whether it now returns keys other than the
+        """Reads the credential chain again. Returns whether the chain now has other keys than the
         rejected ones.
         """
         try:
@@ -124,8 +124,8 @@ def _freeze(credentials: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocor
 def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa: ANN401  # botocore ships no types
     """Opens a botocore session. Sends no request.
 
-    The built-in event handlers, which take 5 ms to register, are needed only to look up
-    credentials. They are registered only if `with_credentials` is true.
+    The built-in event handlers are needed only to look up credentials, and take 5 ms to register.
+    So they are registered only if `with_credentials` is true.
 
     Raises:
         FsspecOnlyError: The AWS configuration has settings that only s3fs supports.
@@ -159,7 +159,9 @@ _TOKEN: Final = re.compile(
 
 class _HidesTokens(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Masks session tokens in a log record. Returns True, so every record is logged."""
+        """Masks session tokens in a log record. Always returns True, so that the record is
+        logged.
+        """
         text = record.getMessage()
         hidden = _TOKEN.sub(rf"\g<1>{MASK}", text)
         if hidden != text:
@@ -256,9 +258,9 @@ def _endpoint(bucket: str, endpoint: str | None, region: str | None, *, is_virtu
 
 
 def _proxy(endpoint: str, config: Mapping[str, Any], scheme: str) -> str | None:
-    """Returns the proxy from the options. If the options contain no proxy, returns the proxy from
-    the environment, unless `NO_PROXY` excludes the endpoint. Raises `FsspecOnlyError` if the
-    environment names only a proxy for all schemes.
+    """Returns the proxy in the options; without it, the proxy in the environment, unless `NO_PROXY`
+    excludes the endpoint. Raises `FsspecOnlyError` if the environment names only a proxy for all
+    schemes.
     """
     from botocore.utils import get_environ_proxies
 
@@ -415,8 +417,8 @@ class S3Reader(RangeReader):
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:
-    """Returns the `Content-Length`. Returns `None` if the header is missing or contradicts itself,
-    or if `Transfer-Encoding` marks the end of the body.
+    """Returns the `Content-Length`; `None` if it is missing, contradicts itself, or
+    `Transfer-Encoding` marks the end of the body.
     """
     lengths = set(answer.headers.get_all("Content-Length", ()))
     is_certain = len(lengths) == 1 and "Transfer-Encoding" not in answer.headers

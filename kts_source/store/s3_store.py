@@ -1,10 +1,9 @@
 """S3 and compatible stores. `s3_ranges` reads byte ranges; s3fs does everything else.
 
-If `s3_ranges` does not support the options, ranges are read with s3fs, too. Then `get_object` is
-called directly, because the public methods of s3fs cannot require a version and retry
-automatically. A request for a certain version has the header `If-Match`. The ETag of the response
-is compared, too, because some servers ignore the header. The response must have exactly the
-requested range.
+If `s3_ranges` does not support the options, s3fs reads ranges, too. The store then calls
+`get_object` directly, because the public methods of s3fs retry automatically and cannot require a
+version. A request for a version has the header `If-Match`. Some servers ignore this header, so the
+ETag of the response is compared, too. The response must have exactly the requested range.
 """
 
 from __future__ import annotations
@@ -362,10 +361,10 @@ async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401
 def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships no types
     """Opens an s3fs file system that does not retry requests. Sends no request.
 
-    A worker process that Spark forked for a short query opens a session before it reads the first
-    byte. To save time, this function builds the session with internals of s3fs and botocore. If
-    that fails in a new version of these libraries, or with `KTS_TUNING=off` (`docs/tuning.md`),
-    s3fs builds its own session.
+    A forked Spark worker opens a session before it reads the first byte of a short query. To save
+    time, this function builds the session with internals of s3fs and botocore. If a new version of
+    these libraries has other internals, or with `KTS_TUNING=off` (`docs/tuning.md`), s3fs builds
+    its own session.
 
     Args:
         arguments: Arguments of `s3fs.S3FileSystem`, see `storage_options.s3_arguments`.
@@ -396,10 +395,11 @@ def _fast_session(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:  # noqa: ANN401
-    """Returns botocore's loader of service descriptions. All sessions of this process share it.
+    """Returns botocore's loader of service descriptions, which all sessions of this process share.
 
-    Every task opens a session, and parsing the descriptions takes ten times as long as all other
-    steps of creating a client. The loader does not search the 900 folders of other services.
+    Every task opens a session. Parsing the descriptions each time would take ten times as long as
+    all other steps of creating a client. The loader does not search the 900 folders of other
+    services.
     """
     import botocore.loaders
 

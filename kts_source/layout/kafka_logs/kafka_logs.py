@@ -228,7 +228,9 @@ class KafkaLogsLayout:
 
     def __init__(self, *, end_of_log: bool, paths: int = 1) -> None:
         self._end_of_log = end_of_log
-        self._beside = tuple(additional_store_prefix(number) for number in range(paths - 1))
+        self._additional_prefixes = tuple(
+            additional_store_prefix(number) for number in range(paths - 1)
+        )
         self._lock = threading.Lock()
         self._disks: dict[str, Disks] = {}
         self._described: dict[str, RemoteSegment] = {}
@@ -245,7 +247,7 @@ class KafkaLogsLayout:
         root = key_prefix if not key_prefix or key_prefix.endswith("/") else f"{key_prefix}/"
         disks = self._below(store, root)
         if (
-            0 < len(disks.without) <= len(self._beside)
+            0 < len(disks.without) <= len(self._additional_prefixes)
         ):  # a wrong path must not be reported as data loss
             missing = ", ".join(store.uri(root) for root in disks.without)
             raise TierNotFoundError(
@@ -256,7 +258,7 @@ class KafkaLogsLayout:
             names = frozenset({topic}) & (names | remains)
         elif remains := frozenset(name for name in remains if not name.startswith("__")):
             log.warning(
-                "not read: no partition in use, but checkpoints or folders set aside, of topics %s",
+                "not read, because only checkpoints or folders set aside exist: topics %s",
                 printable(some(sorted(remains))),
             )
         folders = tuple(
@@ -267,7 +269,11 @@ class KafkaLogsLayout:
         for folder in folders:
             if others := disks.folders_set_aside(folder.topic, folder.topic_id):
                 text = printable(some(map(str, others)))
-                log.warning("topic %s: not read, of no partition in use: %s", folder.topic, text)
+                log.warning(
+                    "topic %s: not read, because no partition in use has them: %s",
+                    folder.topic,
+                    text,
+                )
         return folders
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
@@ -330,7 +336,7 @@ class KafkaLogsLayout:
     def _below(self, store: ObjectStore, root: str) -> Disks:
         with self._lock:
             if root not in self._disks:
-                roots = (root, *(before + root for before in self._beside))
+                roots = (root, *(before + root for before in self._additional_prefixes))
                 self._disks[root] = Disks(store, roots)
             return self._disks[root]
 

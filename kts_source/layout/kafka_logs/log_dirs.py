@@ -357,7 +357,7 @@ def _without_unfinished(
         if name.state != "swap":
             continue
         if cleaned is not None and name.offset >= cleaned:
-            not_read.append(Orphan((info.key,), "of a split that did not finish"))
+            not_read.append(Orphan((info.key,), "belongs to a segment split that did not finish"))
         else:
             swaps.append((name, info))
     usual = [(name, info) for name, info in named if not name.state]

@@ -203,7 +203,7 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
         text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
         yield Orphan((key,), f"{text} were lost or never flushed")
     for segment in replica.dropped:
-        yield Orphan((segment.log.key,), "after an incomplete log, so it is not read")
+        yield Orphan((segment.log.key,), "not read, because it is after an incomplete segment")
 
 
 def first_difference(log: Replica | Branch, branch: Branch) -> int | None:
@@ -358,7 +358,7 @@ class Filler:
             if replica.log_start >= end or replica.stop <= start or not replica.segments:
                 continue
             if end_of_agreement(replica, self._branch) < end:
-                self.note(replica, start, end, "they are of another branch")
+                self.note(replica, start, end, "they are on another branch")
                 continue
             source = self._source(replica)
             runs = source.runs()
@@ -388,7 +388,7 @@ class Filler:
         """
         if above is None or run[1] == end:
             if not self._epochs_meet(above, source.replica, end):
-                return f"no leader epoch proves that they are of the branch that is read at {end}"
+                return f"no leader epoch proves that they are on the branch of offset {end}"
         elif not _have_same_batch(source, above, end):
             return f"it has another batch at offset {end}"
         main = self._main

@@ -218,7 +218,7 @@ def test_subscribed_topic_listed_only_in_checkpoint_raises_data_loss_error(
         read_offsets(tmp_path, subscribe="gone")
     options = {"path": str(tmp_path), "layout": "kafka-logs", "subscribePattern": ".*"}
     assert {partition.topic for partition in plan(options).partitions} == {TOPIC}
-    assert "checkpoints or folders set aside, of topics gone" in caplog.text
+    assert "only checkpoints or folders set aside exist: topics gone" in caplog.text
 
 
 # -- folders with the suffix -future, -delete or -stray
