@@ -191,11 +191,8 @@ class Connection:
         return int(self._versions.api_version(request))
 
     def ask(self, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
-        """Sends a request and returns the response.
-
-        Args:
-            request: A message of kafka-python.
-            patience_seconds: Seconds to wait for the response in addition to `request.timeout.ms`.
+        """Sends a request, which is a message of kafka-python, and returns the response. Waits for
+        the response for `request.timeout.ms` plus `patience_seconds`.
 
         Raises:
             LostConnectionError: No complete response arrived.
@@ -220,12 +217,8 @@ class Connection:
         return Pending(request.header, timeout)
 
     def receive(self, pending: Pending, *, max_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
-        """Returns the response to the oldest pending request. Byte fields of the response are views
-        of a buffer. The next call overwrites this buffer.
-
-        Args:
-            pending: The oldest request whose response has not been received.
-            max_bytes: Maximum size of the response in bytes.
+        """Returns the response to the oldest pending request, of at most `max_bytes` bytes. Byte
+        fields of the response are views of a buffer, which the next call overwrites.
 
         Raises:
             LostConnectionError: No complete and valid response arrived.

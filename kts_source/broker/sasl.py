@@ -244,11 +244,8 @@ class SaslClient(Protocol):
 
 
 def sasl_client(security: Security, host: str) -> SaslClient:
-    """Creates the client for one login. The mechanism is taken from the security settings.
-
-    Args:
-        security: Security settings with a SASL mechanism.
-        host: Host name of the broker to which the connection was opened.
+    """Creates the client for one login with the mechanism in the security settings. `host` is the
+    host name of the broker, as used for the connection.
 
     Raises:
         InvalidOptionError: A package that the mechanism needs is not installed.

@@ -257,13 +257,8 @@ def default_folders() -> Iterator[Path]:
 def opened_cache(
     settings: CacheSettings, name: str, limits: CacheLimits | None
 ) -> DiskCache | None:
-    """Opens the cache `name` in the first usable folder. The index cache and the chunk cache are in
-    the same folder.
-
-    Args:
-        settings: Settings that contain the folder.
-        name: Name of the cache and of its folder.
-        limits: Limits of the cache. If it is `None`, returns `None` instead of a cache.
+    """Opens the cache `name` in the first usable folder. Returns `None` if `limits` is `None`. The
+    caches of this machine are subfolders of one folder.
     """
     (cache,) = _all_opened(settings, [(name, limits)])
     return cache

@@ -6,13 +6,12 @@ A `SideFilePack` contains the small side files that plans of one partition read,
     a JSON list of [object key, version, first byte, one past the last byte], followed by LF
     the bytes of these ranges, concatenated
 
-It contains at most `MAX_PACK_BYTES`. If there is no space for all of them, side files of the last
-plan replace those of earlier plans. Objects without a version are neither in the pack nor in the
-cache.
+A pack contains at most `MAX_PACK_BYTES`. If not all side files fit, those of the last plan replace
+those of earlier plans. Objects without a version are neither in the pack nor in the cache.
 
-A `SegmentPack` contains the facts of all segments whose manifests were read. So a second plan of
-100,000 segments reads hundreds of files instead. It has one line per segment, ended by LF, with
-three fields separated by tabs:
+A `SegmentPack` contains the facts of all segments whose manifests were read. So the next plan of
+100,000 segments reads some hundred packs instead of all manifests. A pack has one line per segment,
+ended by LF, with three fields separated by tabs:
 
     segment id
     base offset, then suffix, size and version of every listed object of the segment

@@ -186,12 +186,9 @@ def plain_chunks(size: int) -> FixedChunkIndex:
 def epochs_between(
     lineage: Sequence[EpochEntry], start_offset: int, end_offset: int
 ) -> tuple[EpochEntry, ...]:
-    """Returns the leader epochs of a range of offsets, each with its first offset in the range.
-
-    Args:
-        lineage: Entries of a leader-epoch checkpoint.
-        start_offset: First offset, inclusive.
-        end_offset: Last offset, inclusive.
+    """Returns the leader epochs of the offsets from `start_offset` to `end_offset` (inclusive),
+    each with its first offset in this range. `lineage` has the entries of a leader-epoch
+    checkpoint.
     """
     stops = [entry.start_offset for entry in lineage[1:]]
     return tuple(

@@ -150,7 +150,7 @@ class TieredPart:
 
 
 class BrokerSource:
-    """Lists the selected partitions of a cluster and their segments in the tier; a `Source`.
+    """A `Source` that lists the selected partitions of a cluster and their segments in the tier.
 
     Args:
         options: Options of the scan.
@@ -664,14 +664,8 @@ def tier_end(
     owned: Mapping[int, tuple[int, int]],
     location: Place,
 ) -> int:
-    """Returns one past the last offset of the leader's log that was tiered.
-
-    Args:
-        tiered: Segments in the tier.
-        brokers: The log as the leader describes it.
-        owned: By leader epoch, the offsets [start, stop) that have this epoch on the leader's
-            branch.
-        location: The partition; determines whether an unknown end is an error.
+    """Returns one past the last offset of the leader's log that was tiered. `owned` has, by leader
+    epoch, the offsets [start, stop) with this epoch on the leader's branch.
 
     Raises:
         DataLossError: A segment without a valid description begins at or after the end, so the end

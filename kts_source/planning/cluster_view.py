@@ -127,14 +127,8 @@ class ClusterView:
 
     def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
         """Requests the topics and the ends of their logs. If a topic or an end has changed,
-        requests all other facts again.
-
-        Args:
-            unread: Partitions with unread records. A moved log start of one of them counts as a
-                change, too.
-
-        Returns:
-            True if a topic, an end, or a log start in `unread` changed.
+        requests all other facts again. A moved log start of a partition in `unread` (partitions
+        with unread records) counts as a change, too. Returns True if something changed.
         """
         read_committed = self._options.read_committed
         if self._batch is None:

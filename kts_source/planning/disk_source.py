@@ -95,7 +95,7 @@ class _Topic:
 
 
 class DiskSource:
-    """Lists the selected partitions of a tier and disks; a `Source`."""
+    """A `Source` that lists the selected partitions of a tier and of disks."""
 
     def __init__(
         self, options: ScanOptions, tier: Tier, describing: Executor, pool: Executor

@@ -46,14 +46,11 @@ class EarlyStop:
 
 
 def check_early_stops(options: ScanOptions, stops: Sequence[EarlyStop]) -> None:
-    """Compares the outcomes of the transactions that are open at each stop with the log.
+    """Compares the outcomes of the transactions that are open at each stop with the log. `stops`
+    may have any order.
 
-    Reads the producer snapshot at each stop. If transactions are open at the stop, reads the batch
-    headers after it up to the markers that end these transactions.
-
-    Args:
-        options: The options of the plan.
-        stops: The stops, in any order.
+    Reads the producer snapshot at each stop. If transactions are open there, reads the batch
+    headers after the stop up to the markers of these transactions.
 
     Raises:
         CorruptSegmentError: The markers in the log contradict the transaction indexes.

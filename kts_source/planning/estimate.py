@@ -88,10 +88,8 @@ class Estimate:
     by_class: Mapping[str, tuple[int, int]]
 
     def cost(self, prices: Mapping[str, Price] = S3_PRICES) -> float:
-        """Returns the cost of requests, retrieval and egress in US dollars.
-
-        Args:
-            prices: Price by storage class. Classes that are not in it cost as much as `STANDARD`.
+        """Returns the cost of requests, retrieval and egress in US dollars, at prices by storage
+        class. A class without a price costs as much as `STANDARD`.
         """
         total = 0.0
         for name, (requests, size) in self.by_class.items():

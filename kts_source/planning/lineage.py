@@ -119,7 +119,7 @@ class PartitionLog:
 
 
 def last_epoch(segment: RemoteSegment) -> int:
-    """Returns the newest leader epoch in a segment; −1 if the segment records none."""
+    """Returns the newest leader epoch in a segment; −1 if it has no leader epochs."""
     return segment.leader_epochs[-1].epoch if segment.leader_epochs else -1
 
 

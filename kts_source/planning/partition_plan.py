@@ -237,13 +237,9 @@ segment.
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns the tasks with the attribute `surroundings` set in every slice.
-
-    Args:
-        tasks: All tasks of a plan; the slices of each partition ascend by offset.
-        partitions: The plans of the partitions.
-        read_committed: True if tasks compare transactions with the log. If False, the tasks are
-            returned unchanged.
+    """Returns the tasks with the attribute `surroundings` set in every slice. The slices of each
+    partition must ascend by offset. If `read_committed` is False, returns the tasks unchanged,
+    because they compare no transactions.
     """
     tasks = tuple(tasks)
     if not read_committed:

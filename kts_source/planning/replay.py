@@ -63,10 +63,8 @@ _MAX_SHOWN: Final = 200
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
     """Returns the options that affect a plan, without those that another field of the plan stores.
-
-    Args:
-        options: Options of the scan.
-        partitions: Numbers of the selected partitions by topic, including partitions without data.
+    `partitions` has the numbers of all selected partitions by topic, even of partitions without
+    data.
     """
     return {
         "partitions": {topic: list(numbers) for topic, numbers in partitions.items()},

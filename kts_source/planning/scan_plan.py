@@ -109,11 +109,8 @@ class ScanPlan(Displayed):
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
-        """Returns a text that explains which offsets are read, which offsets are skipped and why,
-        and what the scan will probably cost.
-
-        Args:
-            prices: Price of each storage class; by default list prices of S3.
+        """Returns a text that explains which offsets are read, which are skipped and why, and what
+        the scan will probably cost at these prices by storage class (default: list prices of S3).
         """
         return explain(self, prices)
 
@@ -200,11 +197,8 @@ class ScanPlan(Displayed):
         return plan
 
     def from_offsets(self, starts: Sequence[int]) -> ScanPlan:
-        """Returns a copy of the plan in which each partition begins at another offset.
-
-        Args:
-            starts: New first offset of each partition, in the order of `partitions`. It is at or
-                above the partition's current start.
+        """Returns a copy of the plan in which each partition begins at its offset in `starts`.
+        `starts` has the order of `partitions`; no offset is below the current start.
         """
         partitions = tuple(
             replace(partition, start=start)
@@ -247,12 +241,8 @@ class ScanPlan(Displayed):
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """Returns a text that explains which offsets a plan reads, which offsets it skips and why, and
-    what it will probably cost.
-
-    Args:
-        plan: The plan.
-        prices: Price of each storage class.
+    """Returns the text of `ScanPlan.explain`: which offsets are read, which are skipped and why,
+    and the probable cost.
     """
     work = estimate(plan.tasks)
     slices = sum(len(task.slices) for task in plan.tasks)

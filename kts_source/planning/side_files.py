@@ -370,13 +370,9 @@ def _cache(
 def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
-    """Finds the transactions that are aborted in a range or open at its end.
-
-    Args:
-        batches: Batches of the range's segment, ascending by offset.
-        span: The range.
-        open_before: First offset of each transaction that is open at the start of the range, by
-            producer id.
+    """Returns the transactions that are aborted in a range or open at its end. `batches` are those
+    of the range's segment, ascending by offset. `open_before` has the first offset of each
+    transaction that is open at the start of the range, by producer id.
     """
     state = TransactionReplay(open_before)
     for batch in batches:
@@ -393,13 +389,9 @@ def first_ends(
     span: SegmentRange,
     open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Returns the transactions in `open_before` that are aborted in a range.
-
-    Args:
-        batches: Entries of the range's segment, ascending by offset. Only control batches are used.
-        span: The range.
-        open_before: First offset of each transaction that is open at the start of the range, by
-            producer id.
+    """Returns the transactions in `open_before` that are aborted in a range. Uses only the control
+    batches in `batches`, the ascending entries of the range's segment. `open_before` has the first
+    offset of each transaction that is open at the start of the range, by producer id.
     """
     waiting = set(open_before)
     state = TransactionReplay(open_before)

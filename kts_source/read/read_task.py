@@ -73,8 +73,8 @@ def run_task(
             False, the first task of a scan sends its first request alone, because a query with a
             LIMIT may need no further one.
         on_end: Called with the metrics when the task has ended or failed.
-        opened: An open tier, for threads that read many tasks. It is not closed. By default, the
-            task opens its own tier.
+        opened: An open tier, for threads that read many tasks. The task does not close it. By
+            default, the task opens its own tier.
         set_aside: Called with rows whose key or value cannot be decoded; see `TypedRows`.
 
     Raises:

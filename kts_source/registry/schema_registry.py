@@ -124,11 +124,8 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
 
 
 def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
-    """Returns the latest version of the schema of a subject.
-
-    Args:
-        registry: A registry with a URL, not a folder.
-        subject: The subject.
+    """Returns the latest version of the schema of a subject. `registry` must be a registry with a
+    URL, not a folder.
 
     Raises:
         LookupError: The registry has no such subject.

@@ -196,12 +196,8 @@ class ObjectStore(Protocol):
 
 
 def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
-    """Checks that a key or prefix cannot be resolved to a path outside the root.
-
-    Args:
-        key: Key or prefix.
-        uri: URI of the root, for the error.
-        absolute: True if keys may start with a slash, as in S3.
+    """Checks that a key or prefix cannot be resolved to a path outside the root. `uri` is the URI
+    of the root, for the error. `absolute` allows a leading slash, as in S3.
 
     Raises:
         InvalidKeyError: The key is absolute, or has a `.` or `..` segment or a zero byte.

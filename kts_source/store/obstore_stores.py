@@ -350,8 +350,8 @@ def _microseconds(seconds: float) -> str:
 def require_supported(
     unknown: Iterable[str], schemes: Iterable[str], prefix: str, endpoint: str
 ) -> None:
-    """Raises `FsspecOnlyError` unless obstore would connect to the endpoint as the fsspec library
-    does.
+    """Raises `FsspecOnlyError` unless obstore would connect to the endpoint like the fsspec
+    library.
 
     Args:
         unknown: Names of arguments that only the fsspec library supports.

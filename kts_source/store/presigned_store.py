@@ -60,8 +60,8 @@ _LOOK_UPS: Final = 16
 class PresignedStore(ClientStore):
     """Objects whose presigned URLs are in a list.
 
-    If the list is read from a URL with a query string, pass the query string in the path, or in the
-    storage options as `hide_query` returns them.
+    The URL of the list may have a query string: pass it in the path, or in the storage options that
+    `hide_query` returns.
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every response"

@@ -235,12 +235,9 @@ class SharedClients(Generic[C]):
 
 
 def require_known(unknown: Iterable[str], schemes: Iterable[str]) -> None:
-    """Raises `FsspecOnlyError` if the options contain unknown arguments, the fsspec configuration
-    has settings for one of the URL schemes, or `KTS_TUNING` is off.
-
-    Args:
-        unknown: Names of arguments that only the fsspec library supports.
-        schemes: URL schemes of the store.
+    """Raises `FsspecOnlyError` if there are arguments in `unknown` (names of arguments that only
+    the fsspec library supports), if the fsspec configuration has settings for one of the URL
+    schemes, or if `KTS_TUNING` is off.
     """
     import fsspec.config
 

@@ -495,8 +495,8 @@ class ClusterLooker:
         return looks | self._looks_from_tier(in_tier)
 
     def _check_newer(self, topic: str, before: str, now: str) -> None:
-        """Raises `LeaderChangedError` if a broker has outdated metadata: it reports the topic id
-        `now`, but an earlier response showed that `before` has replaced this id.
+        """Raises `LeaderChangedError` if a broker has outdated metadata: it reports topic id `now`,
+        but according to an earlier response, topic id `before` has replaced `now`.
         """
         if now in self._replaced:
             raise LeaderChangedError(

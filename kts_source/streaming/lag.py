@@ -110,8 +110,8 @@ class StreamLag:
 
 
 def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
-    """Returns the lags that a progress event contains: one for each stream of this source, in the
-    order of the query's sources.
+    """Returns the lags in a progress event: one per stream of this source, in the order of the
+    query's sources.
 
     Args:
         progress: `query.lastProgress`, its JSON, or the JSON of a `StreamingQueryListener` event.

@@ -172,19 +172,13 @@ class Looker(Protocol):
         """Closes the connections and stops the threads."""
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
-        """Takes a snapshot of all selected topics.
-
-        Args:
-            position: The stream's position; it may contain topics that no longer exist.
-            before: The previous snapshot; it may be returned again if nothing changed.
+        """Takes a snapshot of all selected topics. `position` may contain topics that no longer
+        exist. May return `before`, the last snapshot, if nothing has changed.
         """
 
     def look_at_batch(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> Mapping[TopicPartition, LogLook]:
         """Takes snapshots of the partitions of an earlier batch, even if the options no longer
-        select these partitions.
-
-        Args:
-            ranges: Topic id and first wanted offset of each partition.
+        select them. `ranges` has the topic id and the first wanted offset of each partition.
         """

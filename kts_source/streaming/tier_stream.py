@@ -220,7 +220,7 @@ def _new_partition(look: LogLook, topic_id: str) -> PendingPartition:
 
 
 def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartition]:
-    """Returns the partitions of a new stream. Their start offsets come from the options."""
+    """Returns the partitions of a new stream, with the start offsets that the options define."""
     held = {(topic.topic, number) for topic in look.values() for number in topic.partitions}
     # Without brokers, partitions that have no segments are unknown.
     check_named(options, held, look.keys() if options.brokers is None else frozenset())

@@ -138,15 +138,9 @@ def lost_partition(
     lost: LostReplica,
     after: SurvivingLog | None = None,
 ) -> Lost:
-    """Describes the lost records of a replica without a folder, which only a checkpoint names.
-
-    Args:
-        store: The store with the checkpoint.
-        folder: Topic and topic id.
-        partition: Number of the partition.
-        lost: The replica and its offsets, from the checkpoint.
-        after: The log of another replica, which still exists, or `None`. If it is set, the lost
-            records begin at its actual or expected end.
+    """Describes the lost records of a replica without a folder, which only a checkpoint names. If
+    `after`, the log of another replica, is set, the lost records begin at its actual or expected
+    end.
 
     Raises:
         ObjectNotFoundError: The checkpoint was deleted in the meantime.

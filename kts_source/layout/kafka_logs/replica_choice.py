@@ -383,8 +383,8 @@ class Filler:
         start: int,
         end: int,
     ) -> str:
-        """Returns the reason why the replica `source` must not fill [start, end); an empty text if
-        it may. `above` is the replica that serves `end`.
+        """Returns why the replica `source` must not fill the offsets [start, end) of a gap; an
+        empty text if it may. `above` is the replica from which offset `end` is read.
         """
         if above is None or run[1] == end:
             if not self._epochs_meet(above, source.replica, end):
