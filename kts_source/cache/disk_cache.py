@@ -298,8 +298,6 @@ class DiskCache:
         except OSError as error:
             self._complain(error)
 
-    # -- inside
-
     def _path(self, name: str, suffix: str = _ENTRY_SUFFIX) -> str:
         # Returns a `str`, not a `Path`, because plans of large topics call this tens of thousands
         # of times.

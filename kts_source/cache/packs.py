@@ -203,8 +203,6 @@ class SideFilePack:
         header = json.dumps(list(ranges_data), separators=(",", ":")).encode()
         self._cache.put(self._name, b"".join([header, b"\n", *ranges_data.values()]))
 
-    # -- inside
-
     def _take(self, object_version: _ObjectVersion, byte_range: _ByteRange) -> bool:
         if not self.has_room(byte_range[1] - byte_range[0]):
             return False

@@ -274,10 +274,10 @@ def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
     logs a warning instead.
     """
     location.raise_or_warn(
-        f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
-        f" {damaged.stop_offset}), whose checkpoint is lost, so it is unknown which segments belong"
-        f" to the log{location.orphans_text(damaged.start_offset, damaged.stop_offset)}"
-        "; failOnDataLoss=false reads them all"
+        f"the checkpoint of offsets [{damaged.start_offset}, {damaged.stop_offset}) is lost, and"
+        " they may have the newest leader epoch, so it is unknown which segments belong to the"
+        f" log{location.orphans_text(damaged.start_offset, damaged.stop_offset)}"
+        "; failOnDataLoss=false reads all segments"
     )
 
 

@@ -566,8 +566,8 @@ class UnionLog(SourceLog):
             oldest = min(first for _, first in began)
             self.place.raise_or_warn(
                 f"transactions that began at offset {oldest} or later are open at offset {offset},"
-                f" and their outcome is unknown: {error.message}. failOnDataLoss=false leaves their"
-                " records out"
+                f" and their outcome is unknown: {error.message}. failOnDataLoss=false skips"
+                " their records"
             )
             return began
 

@@ -260,7 +260,7 @@ class DiskSource:
             ]
             Place(*key, orphans, options.fail_on_data_loss).raise_or_warn(
                 f"no log directory of option 'tailPath' holds a replica of topic id"
-                f" {topic.topic_id}, so what was not tiered is lost"
+                f" {topic.topic_id}, so offsets that were not tiered are lost"
                 f"{''.join(f'; {text}' for text in remains)}; failOnDataLoss=false reads what the"
                 " tier has"
             )
@@ -282,8 +282,8 @@ class DiskSource:
         if disk_log.is_undecided and options.read_committed:
             location.raise_or_warn(
                 f"no producer snapshot is valid at the first segment of {disk_log.disks.folder}, so"
-                " it is unknown which transactions were open there, and whether the disk ended"
-                " them; failOnDataLoss=false assumes that none was open"
+                " it is unknown which transactions were open there, and whether records on the disk"
+                " ended them; failOnDataLoss=false assumes that none was open"
             )
         return disk_log
 

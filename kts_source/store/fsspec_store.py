@@ -89,8 +89,6 @@ class FsspecStore(ClientStore):
         """See `ObjectStore.close`."""
         self._client.close()
 
-    # -- listing
-
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
         return sorted(f"{key}/" for key, info in self._entries(prefix) if info is None)
@@ -164,8 +162,6 @@ class FsspecStore(ClientStore):
         root = self._root.strip("/")
         name = name.strip("/")
         return name[len(root) :].lstrip("/") if not root or name.startswith(root) else name
-
-    # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
         import fsspec

@@ -119,8 +119,6 @@ class PresignedStore(ClientStore):
         except ObjectNotFoundError:
             return None
 
-    # -- the list
-
     @property
     def _secret_path(self) -> str:
         return without_presigned(self._storage.reveal().get(PATH_SECRET, self._url))
@@ -185,8 +183,6 @@ class PresignedStore(ClientStore):
         if url is None:
             raise ObjectNotFoundError("no such object in the list of URLs", uri=self.uri(key))
         return url
-
-    # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
         import aiohttp

@@ -72,9 +72,6 @@ _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocati
 _http_clients: Final = SharedClients[HttpClient]()
 
 
-# -- credentials
-
-
 class AwsChain:
     """Credentials from the AWS credential chain. botocore renews them before they expire.
 
@@ -176,9 +173,6 @@ def hide_tokens() -> None:
     """Masks session tokens in botocore's DEBUG messages. Repeated calls have no further effect."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_hides_tokens)
-
-
-# -- settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +295,6 @@ def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
     for name in _UNSUPPORTED_IN_ENVIRONMENT:
         if os.environ.get(name):
             raise FsspecOnlyError(f"{name} is set")
-
-
-# -- reading
 
 
 class S3Reader(RangeReader):

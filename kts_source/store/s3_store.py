@@ -127,8 +127,6 @@ class S3Store(ClientStore):
         """See `ObjectStore.close`."""
         self._client.close(_disconnect)
 
-    # -- listing
-
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
         cut = len(self._prefix)
@@ -191,8 +189,6 @@ class S3Store(ClientStore):
                 )
             tokens.add(token)
             arguments["ContinuationToken"] = token
-
-    # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # s3fs ships no types
         return connect(s3_arguments(self._storage.reveal(), self._retry_policy))

@@ -285,8 +285,6 @@ def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-# -- paths of presigned URLs
-
 _PRESIGNED: Final = "presigned+"
 _URL_LIST: Final = re.compile(r"https?://[^?#]+\.(json|txt|urls)(\?.*)?", re.IGNORECASE | re.DOTALL)
 PATH_SECRET: Final = "presigned.path"

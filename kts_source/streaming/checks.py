@@ -49,8 +49,8 @@ def resumed_offset(
     """
     if offset < log_start:
         location.raise_or_warn(
-            f"offsets [{offset}, {log_start}) have left {location.holder} before the stream read"
-            " them: retention or DeleteRecords has overtaken it; failOnDataLoss=false continues at"
+            f"offsets [{offset}, {log_start}) were deleted from {location.holder} by retention or"
+            " DeleteRecords before the stream read them; failOnDataLoss=false continues at offset"
             f" {log_start}",
             OffsetOutOfRangeError,
         )
@@ -66,8 +66,8 @@ def resumed_offset(
         )
     elif owner is not None and owner != epoch:
         location.raise_or_warn(
-            f"the stream has read up to offset {offset}, where leader epoch {epoch} wrote the last"
-            f" record; in {location.holder} it is of epoch {owner} now: an unclean election"
+            f"the last record that the stream has read, before offset {offset}, had leader epoch"
+            f" {epoch}, but in {location.holder} it now has epoch {owner}: an unclean election"
             " replaced records that the stream returned; failOnDataLoss=false continues after them"
         )
     return offset
@@ -91,8 +91,8 @@ def report_unread(location: Place, start: int, stop: int) -> None:
     stream read them. Logs a warning instead if `failOnDataLoss` is false.
     """
     location.raise_or_warn(
-        f"offsets [{start}, {stop}) existed before and have gone unread: their segments expired or"
-        " were deleted, or an unclean election removed them; failOnDataLoss=false skips them",
+        f"offsets [{start}, {stop}) were lost before the stream read them: their segments expired"
+        " or were deleted, or an unclean election removed them; failOnDataLoss=false skips them",
         OffsetOutOfRangeError,
     )
 
@@ -108,7 +108,7 @@ def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bo
     )
     if fail_on_data_loss:
         raise DataLossError(
-            f"{text}; failOnDataLoss=false continues with the new one from its earliest offset",
+            f"{text}; failOnDataLoss=false continues with the new topic from its earliest offset",
             topic=topic,
         )
     log.warning("topic %s: %s; continuing from its earliest offset", topic, text)
@@ -153,9 +153,9 @@ def check_epoch(location: Place, wanted: BatchRange, owner: int | None) -> None:
     """
     if wanted.epoch is not None and owner is not None and owner != wanted.epoch:
         location.raise_or_warn(
-            f"when the batch that ends at offset {wanted.stop} was fixed, leader epoch"
-            f" {wanted.epoch} had written its last record; in {location.holder} it is of epoch"
-            f" {owner} now: an unclean election replaced records of the batch; failOnDataLoss=false"
+            f"the last record of the batch that ends at offset {wanted.stop} had leader epoch"
+            f" {wanted.epoch} when the batch was planned, but in {location.holder} it now has epoch"
+            f" {owner}: an unclean election replaced records of the batch; failOnDataLoss=false"
             " reads the existing records"
         )
 
@@ -168,9 +168,9 @@ def report_undecided(location: Place, wanted: BatchRange, stable: int, reason: s
     chosen with `read_uncommitted`.
     """
     location.raise_or_warn(
-        f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
-        f" not decided: {reason}. It was started with isolationLevel=read_uncommitted: finish"
-        " it with that level; failOnDataLoss=false skips them"
+        f"the batch that ends at offset {wanted.stop} has transactions from offset {stable} on that"
+        f" are not decided: {reason}. The batch was planned with isolationLevel=read_uncommitted:"
+        f" finish it with this level; failOnDataLoss=false skips the offsets from {stable} on"
     )
 
 

@@ -544,7 +544,8 @@ class ClusterLooker:
             text = "the cluster no longer has the topic, from which the stream has read"
             if self._options.fail_on_data_loss:
                 raise DataLossError(
-                    f"{text}: it was deleted; failOnDataLoss=false waits for it", topic=topic
+                    f"{text}: it was deleted; failOnDataLoss=false waits for it",
+                    topic=topic,
                 )
             log.warning("topic %s: %s", topic, text)
 

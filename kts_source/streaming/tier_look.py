@@ -556,7 +556,7 @@ def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanO
         if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
             raise DataLossError(
                 f"only incomplete segments exist after offset {start}:"
-                f" {some(map(str, incomplete))}; failOnDataLoss=false waits for others",
+                f" {some(map(str, incomplete))}; failOnDataLoss=false waits for complete segments",
                 topic=topic.topic,
                 partition=number,
             )
