@@ -113,9 +113,8 @@ class HttpClient:
         *,
         seconds: float,
     ) -> T:
-        """Sends one GET request and returns the result of `read`, even for an error status.
-
-        Redirects are not followed.
+        """Sends one GET request and returns the result of `read`, even for an error status. Follows
+        no redirects.
 
         Args:
             target: Path and query, percent-encoded.
