@@ -294,7 +294,7 @@ class BrokerSource:
             is_tiered = brokers.local_start is not None and brokers.local_start > brokers.log_start
             is_missing = is_tiered and brokers.topic not in self._tiered_topics
             if is_missing and self._options.fail_on_data_loss:
-                problem = f"there is nothing of topic id {brokers.topic_id} at {uri}"
+                problem = f"there is no object of topic id {brokers.topic_id} at {uri}"
                 check = "check path, keyPrefix and layout"
                 if self._named is not None and not self._named.names_any(brokers.topic):
                     problem = (
@@ -312,7 +312,7 @@ class BrokerSource:
     def _notes(self) -> list[str]:
         uri = self._tier.store.uri(self._options.key_prefix)
         notes = [
-            f"topic {name}: nothing of topic id {topic.topic_id} at {uri}; all of it is read from"
+            f"topic {name}: no object of topic id {topic.topic_id} at {uri}; all of it is read from"
             " brokers"
             for name, topic in self._view.topics.items()
             if name not in self._tiered_topics

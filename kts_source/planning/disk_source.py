@@ -189,7 +189,7 @@ class DiskSource:
                 notes = list(discovered[name].notes)
             else:
                 topic_id, listed = _topic_id_on_disks(options, name, ids), {}
-                notes = [f"topic {name}: nothing in the tier at {uri}; all of it is on disks"]
+                notes = [f"topic {name}: the tier at {uri} has no object; all of it is on disks"]
             topics.append(self._topic(name, topic_id, ids, listed, notes))
         return topics
 
@@ -227,7 +227,7 @@ class DiskSource:
             asked = self._options.selection.partitions[name]
         elsewhere = {n for other in disk_ids for n in self._with_replica(name, other)}
         if lost := sorted(elsewhere - replicas):
-            notes.append(f"topic {name}: on disks, partitions {lost} are of another topic id only")
+            notes.append(f"topic {name}: on disks, partitions {lost} have another topic id")
         if empty := [n for n in asked if n not in listed and n not in replicas]:
             aside = [orphan for n in empty for orphan in disks.set_aside((name, n))]
             note = f"topic {name}: partitions {empty} are neither in the tier nor on disks"

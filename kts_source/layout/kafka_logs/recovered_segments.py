@@ -164,7 +164,7 @@ def lost_partition(
 def lost_reason(topic: str, partition: int, lost: LostReplica) -> str:
     """Returns a message about a replica that has no folder."""
     offsets = f"offsets [{lost.start}, {lost.stop})" if lost.start < lost.stop else "no offsets"
-    return f"it names {offsets} of {topic}-{partition}, and that folder is not there"
+    return f"it names {offsets} of {topic}-{partition}, but this folder does not exist"
 
 
 def _lost_segment(

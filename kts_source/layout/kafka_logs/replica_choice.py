@@ -174,7 +174,7 @@ def _notes_on_dead_branches(
     for replica in replicas:
         diverges = first_difference(replica, branch)
         if diverges is not None:
-            reason = f"from offset {diverges} on of a branch that died"
+            reason = f"from offset {diverges} on it is on an abandoned branch"
             reason += f"; {best.folder} is read" if replica is not best else ""
             yield Orphan((replica.folder,), reason)
 
@@ -183,8 +183,8 @@ def _note_on_lost_end(replica: Replica) -> Orphan:
     logs = [log for log in replica.files.lost_logs if log.base_offset >= replica.stop]
     return Orphan(
         tuple(log.info.key for log in logs) or (replica.folder,),
-        f"offsets [{replica.stop}, {replica.lost_end}): no log holds them, though side files name"
-        " them; above what was replicated, so it is not missed: see endOfLog",
+        f"offsets [{replica.stop}, {replica.lost_end}) are in no log, although side files name"
+        " them. They were not replicated, so they do not count as lost: see option endOfLog",
     )
 
 
@@ -200,7 +200,7 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
     above = [offset for offset in replica.files.snapshots if offset > replica.stop]
     if above and not replica.problem and replica.recovery_point is not None:
         key = replica.files.snapshots[max(above)].key
-        text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
+        text = f"a snapshot above the end of the log, {replica.stop}: records before the snapshot"
         yield Orphan((key,), f"{text} were lost or never flushed")
     for segment in replica.dropped:
         yield Orphan((segment.log.key,), "not read, because it is after an incomplete segment")
@@ -490,9 +490,9 @@ def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: 
     """Returns a note that no disk has the offsets [low, first) at the start of a log."""
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
-        f"it says that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset {low},"
-        f" and what is read begins at {first}: older records were tiered, or are lost; read the"
-        " tier, with the disks as option 'tailPath'",
+        f"it records that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset"
+        f" {low}, but no disk has offsets below {first}: older records were tiered, or are lost. To read"
+        " tiered records, set option 'path' to the tier and 'tailPath' to the disks",
     )
 
 

@@ -261,7 +261,7 @@ def test_disk_partition_with_a_different_topic_id_is_reported(scene: TierAndDisk
     (folder.with_name(f"{TOPIC}-1") / "partition.metadata").unlink()
     Disk(scene.disk.root).write(LOG)
     (note,) = plan(scene.make_options()).notes
-    assert note == f"topic {TOPIC}: on disks, partitions [1] are of another topic id only"
+    assert note == f"topic {TOPIC}: on disks, partitions [1] have another topic id"
 
 
 def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> None:

@@ -191,7 +191,7 @@ def test_checkpoint_with_offset_0_of_missing_partition_warns(
     Disk(tmp_path).write(LOG)
     write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=0)
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
-    assert "it names no offsets of orders-1, and that folder is not there" in caplog.text
+    assert "it names no offsets of orders-1, but this folder does not exist" in caplog.text
 
 
 def test_lost_partition_folder_warns_if_other_log_directory_has_its_offsets(
