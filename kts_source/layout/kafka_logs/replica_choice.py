@@ -491,8 +491,8 @@ def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: 
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
         f"it records that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset"
-        f" {low}, but no disk has offsets below {first}: older records were tiered, or are lost. To read"
-        " tiered records, set option 'path' to the tier and 'tailPath' to the disks",
+        f" {low}, but no disk has offsets below {first}: older records were tiered, or are lost."
+        " To read tiered records, set option 'path' to the tier and 'tailPath' to the disks",
     )
 
 
