@@ -114,9 +114,7 @@ _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """A connection cannot be opened, or is no longer usable. The error text contains no
-    credentials.
-    """
+    """A connection cannot be opened, or is no longer usable. The text contains no credentials."""
 
 
 @dataclass(frozen=True, slots=True)

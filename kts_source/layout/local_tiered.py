@@ -119,7 +119,7 @@ class LocalTieredLayout:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Groups the files of a partition by segment."""
+        """Lists the files of a partition, grouped by segment."""
         infos = list(store.list_objects(self.partition_folder(folder, partition)))
         return self.grouped(infos, folder, partition)
 

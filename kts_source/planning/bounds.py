@@ -62,7 +62,9 @@ BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
 
 
 class Progress(Protocol):
-    """The offsets that a reader has already read. A plan continues after them."""
+    """The offsets that a reader has already read. A plan with a `Progress` contains only later
+    offsets.
+    """
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition. Returns `None` if the
@@ -370,9 +372,9 @@ def is_skipped(
     """Returns whether a search can skip a segment, because all its records have timestamps before
     `timestamp_ms`.
 
-    In a run of skipped segments, the time index of the last one must confirm the largest timestamp
-    in its description. The descriptions of the others are trusted: if one is wrong but timestamps
-    ascend, the segment still has no wanted records.
+    The largest timestamp in a description is trusted if the next segment is skipped, too: even if
+    it is wrong, the segment has no wanted records as long as timestamps ascend. The time index must
+    confirm the largest timestamp of the last skipped segment.
     """
     if not segment.is_dated_before(timestamp_ms):
         return False

@@ -256,7 +256,7 @@ class ListedPartition:
 
     def unreadable(self) -> list[tuple[int, str]]:
         """Returns a pair of base offset and URI for each segment whose description is missing or
-        invalid. Considers only descriptions that were requested before.
+        invalid. Considers only segments whose description was requested before.
         """
         entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)

@@ -107,7 +107,7 @@ class SideFiles:
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
-        """Returns the time index; `None` if it does not exist or contradicts its segment.
+        """Returns the time index; `None` if it does not exist or contradicts the segment.
 
         A time index has no checksum, so callers must compare an entry with the log before they use
         it.
@@ -298,7 +298,8 @@ class SideFiles:
 
 def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> None:
     """Raises `CorruptIndexError` if the leader epochs in a segment's manifest differ from
-    `entries`, its checkpoint. Ignores offsets below the first entry of either of them.
+    `entries`, the entries of the segment's checkpoint. Ignores offsets below the first entry of the
+    manifest or of the checkpoint.
     """
     if not entries or not segment.leader_epochs:
         return

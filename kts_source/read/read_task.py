@@ -215,7 +215,9 @@ class _Position:
     is_object_gone: bool = False
 
     def move(self, task_slice: SegmentSlice, decoder: SliceDecoder | None = None) -> None:
-        """Sets the slice that is read next and its decoder, and resets `next_offset`."""
+        """Sets the slice that is read next and the decoder of this slice, and resets
+        `next_offset`.
+        """
         self.task_slice, self.decoder, self.next_offset = task_slice, decoder, 0
 
 

@@ -120,8 +120,8 @@ class ById(Generic[K, T]):
     only once.
 
     Args:
-        make: Creates the object for an id. `get` raises its `TieredKafkaError`s. Any other error
-            means that the id has no usable schema, and is cached.
+        make: Creates the object for an id. `get` raises a `TieredKafkaError` of `make` unchanged.
+            Any other error means that the id has no usable schema; this result is cached.
     """
 
     def __init__(self, make: Callable[[K], T]) -> None:

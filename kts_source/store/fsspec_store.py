@@ -109,7 +109,7 @@ class FsspecStore(ClientStore):
 
     def _entries(self, prefix: str) -> list[tuple[str, ObjectInfo | None]]:
         """Lists the keys of one folder that start with the prefix, in descending order. Returns
-        each key with its `ObjectInfo`; a folder with `None`.
+        pairs of a key and its `ObjectInfo`, or `None` if the key is a folder.
         """
         self._check_key(prefix)
         folder = prefix.rpartition("/")[0]

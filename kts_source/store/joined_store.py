@@ -176,8 +176,8 @@ class FallbackStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """Sum of the counters of both stores, with the number of reads and listings that the mirror
-        has answered.
+        """Sum of the counters of both stores. Also counts the reads and listings that the mirror
+        answered.
         """
         first, mirror = self._stores
         return first.counters + mirror.counters + self._tally.snapshot

@@ -595,7 +595,9 @@ class ListingMemory:
         self._in_a_row: dict[str, list[ObjectInfo]] = {}
 
     def is_assumed(self, folder: TopicFolder, partition: int) -> bool:
-        """Returns whether the last listing of a partition reused keys of an earlier listing."""
+        """Returns whether the last listing of a partition contains keys of an earlier listing,
+        which were not listed again.
+        """
         remembered = self._known.get(self._layout.partition_folder(folder, partition))
         return remembered is not None and not remembered.is_whole
 
