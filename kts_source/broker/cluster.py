@@ -59,7 +59,6 @@ class ClusterTopic:
     """A topic, as described by the metadata of the cluster.
 
     Attributes:
-        topic: Name of the topic.
         topic_id: Id of the topic as text of 22 characters. A topic that is created again has a new
             id.
         leaders: Maps every partition number, in ascending order, to the leader of the partition.

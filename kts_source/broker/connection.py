@@ -136,13 +136,8 @@ class Connection:
 
     Args:
         settings: Timeouts, client id and security settings.
-        host: Host name or IP address.
-        port: TCP port.
         connect_seconds: Overrides the timeout of opening the connection.
         answer_seconds: Overrides the timeouts of the TLS handshake and of the first response.
-
-    Attributes:
-        address: Host and TCP port of the broker.
 
     Raises:
         LostConnectionError: The broker cannot be reached, or closed the connection.

@@ -229,7 +229,6 @@ class RangeFetcher:
 
     Args:
         cluster: The client of the cluster. No other thread may use it at the same time.
-        wanted: Range to fetch.
         max_batch_bytes: Maximum size of one batch in bytes.
         on_loss: Called with three values for each range of lost offsets: its start, its end
             (exclusive) and the error. If it returns True, the fetch ends. Otherwise the fetch

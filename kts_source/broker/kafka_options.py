@@ -99,7 +99,6 @@ class LoginModule:
 
     Attributes:
         mechanisms: SASL mechanisms for which the module can be used.
-        options: Options of the module by name.
     """
 
     mechanisms: tuple[str, ...]

@@ -72,8 +72,6 @@ class TokenEndpoint:
 
     Attributes:
         url: URL of the endpoint. http is allowed only for an endpoint on this machine.
-        client_id: Id of the client.
-        client_secret: Secret of the client.
         scope: Requested scope; empty = the endpoint's default.
         urlencoded: True if id and secret are URL-encoded in the Authorization header.
         extensions: Names and values of SASL extensions, which are sent to the broker with the

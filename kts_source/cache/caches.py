@@ -125,7 +125,6 @@ class Caches:
     """The caches of one tier on this machine's disk.
 
     Args:
-        settings: Limits and folder.
         scope: Text that all entry names begin with. It distinguishes stores that have equal URIs,
             such as two S3 servers with the same bucket name.
 

@@ -207,7 +207,6 @@ class DiskCache:
 
     Args:
         folder: Folder of the cache. It is created with mode 0700 if it does not exist.
-        limits: Maximum size and age.
 
     Raises:
         OSError: The folder cannot be created, or belongs to another user.

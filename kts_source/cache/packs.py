@@ -56,7 +56,6 @@ class SegmentPack:
 
     Args:
         cache: Cache that stores the pack; `None` = nothing is stored.
-        name: Name of the pack in the cache.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None, name: str) -> None:
@@ -146,7 +145,6 @@ class SideFilePack:
 
     Args:
         cache: Cache that stores the pack; `None` = nothing is stored.
-        name: Name of the pack in the cache.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:

@@ -124,7 +124,6 @@ class TieredPart:
 
     Attributes:
         segments: All complete segments that can be described, in any order.
-        side_files: Reads the side files of the segments.
         damaged: Segments that lost objects but can be described. Filled only with `tail=false`, to
             find the end of the tier.
         unreadable: Base offset and URI of each segment whose description is invalid or lacks the
@@ -153,11 +152,8 @@ class BrokerSource:
     """A `Source` that lists the selected partitions of a cluster and their segments in the tier.
 
     Args:
-        options: Options of the scan.
-        tier: The tier.
         describing: Threads that describe segments.
         pool: Threads that list partitions.
-        view: The cluster.
         progress: Offsets that the reader has already read.
 
     Attributes:
@@ -351,10 +347,8 @@ class UnionLog(SourceLog):
     """The log of a partition, which is read from the tier and from the leader.
 
     Args:
-        options: Options of the scan.
         brokers: The log as the leader describes it.
         tiered: Segments in the tier.
-        view: Sends requests to the leader.
         named: Segments that the metadata topic names; `None` if it is not read.
         with_lineage: True to add leader epochs to plans, from the epoch of the last offset before
             the plan on.

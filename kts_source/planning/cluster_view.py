@@ -57,7 +57,6 @@ class BrokerLog:
     """A partition's log as its leader describes it.
 
     Attributes:
-        topic_id: Id of the topic.
         leader_epoch: Epoch of the last record below the end. The leader's current epoch may be
             newer.
         log_start: First offset that a consumer may see.
@@ -83,8 +82,6 @@ class ClusterView:
     """Sends the requests of a plan to the brokers of a cluster. Thread-safe.
 
     Args:
-        settings: Broker connection settings.
-        options: Options of the scan.
         counts: Known number of partitions by topic id. The topic may have more.
         batch: Topic id of each partition of a micro-batch. If it is set, only these partitions are
             read, not all selected ones. A partition is skipped if its topic now has another id.

@@ -83,7 +83,6 @@ class _Topic:
         listed: Partitions of the topic in the tier.
         on_disks: Numbers of the partitions that have a replica on disks.
         asked: Numbers of the selected partitions.
-        notes: Notes for the user.
     """
 
     topic: str

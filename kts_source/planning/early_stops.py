@@ -35,7 +35,6 @@ class EarlyStop:
     """An offset at which a reader stops in a partition before the planned end.
 
     Attributes:
-        plan: The partition's plan.
         start: First offset of the step.
         stop: One past the last offset of the step, below the end of the plan.
     """

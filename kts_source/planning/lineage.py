@@ -99,7 +99,6 @@ class PartitionLog:
         stop: One past the last offset of the log.
         ranges: Offsets that segments serve, in ascending order and without overlap.
         holes: Offsets that had records but are in no segment, ascending. All are above `log_start`.
-        skipped: Segments that are not read.
         unverifiable: Gaps after segments whose exact end is unknown, so that the gaps may never
             have had records.
     """

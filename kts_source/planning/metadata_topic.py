@@ -78,7 +78,6 @@ class MetadataRead:
     """The offsets read from one partition of the topic `__remote_log_metadata`.
 
     Attributes:
-        number: Number of the partition.
         start: First offset read, inclusive.
         stop: The high watermark when the read began: one past the last offset read.
         records: Number of records read, including events of partitions that are not selected.
@@ -308,8 +307,6 @@ class MetadataTopicLayout:
     instance between plans.
 
     Args:
-        layout: Layout of the storage plugin.
-        state: Content of the metadata topic.
         logs: Log of each partition according to its leader. Segments that have no offset of this
             log are not looked up.
 

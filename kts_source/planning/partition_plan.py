@@ -112,7 +112,6 @@ class DiskPart:
     """The replica on a broker's disk from which the plan reads offsets that the tier lacks.
 
     Attributes:
-        folder: Folder of the replica.
         local_start: First offset of the replica.
         local_stop: One past the last offset that is read from the replica.
         high_watermark: The highest high watermark that replicas on the same branch of the log have

@@ -218,7 +218,6 @@ class PlannedPartition:
     """The result of planning one partition.
 
     Attributes:
-        plan: The plan.
         spans: Slices and broker ranges to read, ascending by offset.
         aborted: Number of aborted transactions that have data in the planned offsets.
     """

@@ -84,7 +84,6 @@ class ScanPlan(Displayed):
     """A fixed list of byte ranges to read, and of the objects and offsets that are skipped.
 
     Attributes:
-        partitions: The plan of each partition.
         tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
         where: Text of the predicate by which slices were skipped; `None` if the tasks read all

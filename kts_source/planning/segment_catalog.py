@@ -186,7 +186,6 @@ class ListedPartition:
     most once. Not thread-safe.
 
     Attributes:
-        folder: Folder of the topic id.
         entries: Complete segments, ascending by base offset, then by segment id.
         orphans: Objects that belong to no complete segment. An orphan with a description is a
             damaged segment.
@@ -297,7 +296,6 @@ class DiscoveredTopic:
     """A topic that the tier contains.
 
     Attributes:
-        topic_id: The topic id to read.
         other_ids: All other topic ids of the topic in the tier.
         partitions: Partitions that have complete or damaged segments, ascending by number.
         empty_partitions: Selected partitions without a segment under this topic id. The user named

@@ -66,7 +66,6 @@ class SideFiles:
     """Reads the side files of segments. Not thread-safe.
 
     Args:
-        source: Fetches and decrypts the side files.
         max_batch_bytes: Maximum size of a record batch.
 
     Attributes:

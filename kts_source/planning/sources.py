@@ -34,8 +34,6 @@ class SourceLog:
 
     Args:
         location: The partition, and whether data loss is an error.
-        topic_id: The topic id to read.
-        side_files: Reads the side files of the log's segments.
 
     Attributes:
         log: Log start, end and ranges. If `is_complete` is False, it may have only the ranges that

@@ -204,7 +204,6 @@ class TierLog(SourceLog):
     Args:
         location: The partition, and whether data loss is an error.
         listed: The segments of the partition, at least one, complete or damaged.
-        side_files: Reads the side files of the segments.
         in_part: True to read only the segments that are needed, False to read all segments.
         max_ahead_ms: Maximum time in ms by which a record's timestamp may be after the upload of
             its segment; `None` = no limit.

@@ -68,9 +68,6 @@ class ReadAhead:
         slow_start: True to send the first request alone, because the consumer may need no other
             response. After the first response, at most `EARLY_BYTES` are read ahead until the
             consumer has used that many bytes.
-
-    Raises:
-        ValueError: A limit is out of range.
     """
 
     max_concurrent_requests: int

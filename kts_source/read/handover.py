@@ -91,14 +91,7 @@ def in_threads(
 
 
 class _Item(NamedTuple):
-    """A message from a reading thread to the consumer: a batch, or the end or failure of a read.
-
-    Attributes:
-        number: Number of the read.
-        batch: The batch; `None` if the read has ended or failed.
-        size: Size of the batch in bytes.
-        error: The error if the read has failed.
-    """
+    """A message from a reading thread to the consumer: a batch, or the end or failure of a read."""
 
     number: int
     batch: pa.RecordBatch | None

@@ -46,7 +46,6 @@ class FilteringDecoder:
             defaults.
         columns: Columns of the batches, in order.
         position: Position in the log of the first byte that `feed` will receive.
-        batches: Size limits of a batch.
     """
 
     def __init__(

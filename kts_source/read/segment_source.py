@@ -54,15 +54,8 @@ _READ_TOGETHER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """Bytes [start, stop) of an original segment.
-
-    Attributes:
-        topic: Topic, for error messages.
-        partition: Partition, for error messages.
-        offset: First wanted offset, for error messages.
-        objects: Objects of the segment.
-        start: First byte.
-        stop: End of the bytes, exclusive.
+    """Bytes [start, stop) of an original segment. Topic, partition and offset are for error
+    messages.
     """
 
     topic: str

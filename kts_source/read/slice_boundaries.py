@@ -76,7 +76,6 @@ class SliceSpan(SegmentSpan):
     also has the first bytes after the slice.
 
     Attributes:
-        task_slice: The slice.
         first: Start of the slice.
         last: End of the slice; `None` if it was not looked up yet. Then the next span has the rest
             of the slice.

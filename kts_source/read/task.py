@@ -65,7 +65,6 @@ class SegmentSlice:
 
     Attributes:
         segment_start: Base offset of the segment. The offsets in its indexes are relative to it.
-        segment_stop: One past the last offset of the segment.
         cut_start: First cut, as a byte position in the original segment, inclusive.
         cut_stop: Second cut, exclusive.
         start_offset: Rows below this offset are skipped.
@@ -73,7 +72,6 @@ class SegmentSlice:
         aborted: Intervals of aborted transactions. Transactional batches in them are skipped.
         lineage: Leader epochs of the offsets, each with its first offset; a batch with another
             epoch is an error. Empty = epochs are not checked.
-        topic_id: Id of the topic.
         surroundings: Offsets around the slice that are needed to compare its transactions with the
             log; `None` if they are not compared.
     """
@@ -121,12 +119,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScanTask:
-    """Defines what one task reads: first the slices, then the broker ranges.
-
-    Attributes:
-        slices: Slices to read from the tier.
-        ranges: Offset ranges to read from brokers.
-    """
+    """Defines what one task reads: first the slices, then the broker ranges."""
 
     slices: tuple[SegmentSlice, ...]
     ranges: tuple[BrokerRange, ...] = ()

@@ -212,11 +212,7 @@ class _KeptRows:
 
 
 class _FieldFilter:
-    """Keeps the rows of batches that satisfy a condition on fields.
-
-    Attributes:
-        columns: Columns that the batches must have.
-    """
+    """Keeps the rows of batches that satisfy a condition on fields."""
 
     def __init__(self, where: Predicate, formats: Iterable[ColumnFormat], *, fails: bool) -> None:
         fields = fields_of(where)

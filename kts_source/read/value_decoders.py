@@ -219,13 +219,8 @@ def _front(number: int) -> pa.Scalar:
 
 
 class _Headers(NamedTuple):
-    """The headers of all records in a batch, as flat lists.
-
-    Attributes:
-        names: Name of each header.
-        texts: Value of each header.
-        row_of: Row number of each header.
-        height: Number of rows in the batch.
+    """The headers of all records in a batch, as flat lists of names, values and row numbers.
+    `height` is the number of rows in the batch.
     """
 
     names: pa.Array

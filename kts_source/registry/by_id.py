@@ -33,7 +33,6 @@ class RegistryAccess:
 
     Attributes:
         user: User name for Basic authentication; empty if it is not used.
-        password: Password for Basic authentication.
         token: Bearer token; empty if it is not used.
         headers: Names and values of HTTP headers that select one of several registries at the same
             address.

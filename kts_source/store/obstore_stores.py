@@ -400,12 +400,9 @@ class AzureSettings:
 
     Attributes:
         endpoint: URL of the account, without a query.
-        container: Name of the container.
-        account: Name of the account.
         keys: An account key or a shared access signature, as the name of an obstore option and its
             value; `None` if neither is used.
         token: Credential object that issues Entra ID tokens; `None` if no tokens are used.
-        client_options: Options of obstore's HTTP client.
     """
 
     endpoint: str
@@ -550,14 +547,8 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class GcsSettings:
-    """Settings of an obstore store for a Google Cloud Storage bucket.
-
-    Attributes:
-        endpoint: URL of the service.
-        bucket: Name of the bucket.
-        login: `GoogleCredentials` object of gcsfs, which renews tokens; `None` for unsigned
-            requests.
-        client_options: Options of obstore's HTTP client.
+    """Settings of an obstore store for a Google Cloud Storage bucket. `login` is a
+    `GoogleCredentials` object of gcsfs, which renews tokens; `None` for unsigned requests.
     """
 
     endpoint: str

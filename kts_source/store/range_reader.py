@@ -76,7 +76,6 @@ class RangeReader(ABC):
     Args:
         bucket: Name of the bucket or container, for messages.
         library: The fsspec library that is used instead if the options require it.
-        policy: Deadlines of requests.
         tally: Counters of the store. Requests are added to them.
     """
 

@@ -82,8 +82,6 @@ class TierListing:
     """Lists the tier when a stream from brokers needs older offsets. Thread-safe.
 
     Args:
-        options: Options of the scan.
-        tier: The tier.
         view: Current state of the cluster; its topics are listed.
     """
 
@@ -177,10 +175,8 @@ class BrokerLook:
     """A `LogLook` that describes a partition as its leader reports it.
 
     Args:
-        options: Options of the scan.
         brokers: The leader's description of the partition.
         view: Sends further requests to the leader.
-        listing: Lists the tier.
         last_read: The last offset that the stream has read, and the leader epoch that it had then;
             `None` if the epoch is unknown.
     """
@@ -395,7 +391,6 @@ class ClusterLooker:
 
     Args:
         options: Options of the scan. They are also used to open the tier.
-        settings: Settings of the broker connections.
     """
 
     def __init__(self, options: ScanOptions, settings: BrokerSettings) -> None:

@@ -91,7 +91,6 @@ class StreamLag:
         size: Approximate bytes of the unread offsets.
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
             if all records were read or the timestamp is unknown.
-        partitions: Lag of each partition.
         as_of_ms: Time of the last successful request for the ends of the logs, in ms since the
             epoch; `None` in events of older versions.
         stale: True if a later request failed. Then the lag compares with the last known ends, and

@@ -122,7 +122,6 @@ class TopicLook:
     Attributes:
         topic_id: Id of the topic that the stream reads. If the stream has not read the topic yet,
             this is the newest id.
-        partitions: Snapshots of the partitions that have data.
         newer: The topic that was created under this name after this topic was deleted, or `None`.
     """
 

@@ -91,12 +91,7 @@ partitions run concurrently.
 
 
 class TierLogLook:
-    """A `LogLook` that describes a partition as one listing of the tier shows it.
-
-    Args:
-        options: Options of the scan.
-        tier_log: Log of the partition.
-    """
+    """A `LogLook` that describes a partition as one listing of the tier shows it."""
 
     def __init__(self, options: ScanOptions, tier_log: TierLog) -> None:
         self.place = tier_log.place
@@ -259,7 +254,6 @@ class TierLooker:
 
     Args:
         options: Options of the scan. They are also used to open the tier.
-        clock: Returns the current time in seconds.
     """
 
     def __init__(self, options: ScanOptions, clock: Callable[[], float]) -> None:
@@ -577,9 +571,7 @@ class ListingMemory:
     Several threads may use it, but two threads must not list one partition at the same time.
 
     Args:
-        layout: The layout of the tier.
         whole_interval_ms: Maximum age of a full listing in milliseconds. An older one is repeated.
-        clock: Returns the current time in seconds.
     """
 
     def __init__(

@@ -308,7 +308,6 @@ class TierStream:
 
     Args:
         options: Options of the scan; they contain the limits of a batch.
-        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(self, options: ScanOptions, clock: Callable[[], float] = time.time) -> None:

@@ -66,7 +66,6 @@ class Disks:
     of a folder to set it aside: a deleted, stray or future replica.
 
     Args:
-        store: The store with the folders.
         roots: Key prefixes; empty, or ending in a slash.
 
     Attributes:

@@ -70,7 +70,6 @@ class LostReplica:
     """A replica without a folder, which a checkpoint of the log directory names.
 
     Attributes:
-        checkpoint: Key of the checkpoint.
         start: First offset of its log; 0 if no checkpoint records it.
         stop: One past the last offset that a checkpoint records as replicated or flushed; equal to
             `start` if there is no such offset.

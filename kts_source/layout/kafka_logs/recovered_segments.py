@@ -41,7 +41,6 @@ class Lost:
         segment: A segment description with the offsets of the lost records. Its objects cannot be
             read.
         key: Key of the file that shows the loss.
-        reason: The problem, for messages.
     """
 
     segment: RemoteSegment

@@ -229,12 +229,7 @@ def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSource:
-    """A replica from which records may be read, and its segments below the end of the log.
-
-    Attributes:
-        segments: Segments in order of offsets.
-        recovery: Recovery of the same replica.
-    """
+    """A replica from which records may be read, and its segments below the end of the log."""
 
     replica: Replica
     segments: Sequence[tuple[RemoteSegment, SegmentFiles]]
@@ -290,12 +285,8 @@ class Filler:
     """Finds other replicas that have the offsets that the main replica lacks. Not thread-safe.
 
     Args:
-        store: The store with the replicas.
-        folder: Topic and topic id.
-        partition: Number of the partition.
         branch: The branch that survives.
         main: The chosen replica.
-        others: All replicas except `main`.
         low: First offset of the log.
         stop: One past the last offset to read.
 
