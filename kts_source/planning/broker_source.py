@@ -321,8 +321,8 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True)
 class _TierRun:
-    """A run of adjacent segments in the tier. Its last segment is the last one that is needed to
-    find the outcomes of transactions.
+    """A run of adjacent segments in the tier, up to the last segment that is needed to find the
+    outcomes of transactions.
 
     Attributes:
         log: The log, with only the ranges of this run.
@@ -350,8 +350,8 @@ class UnionLog(SourceLog):
         brokers: The log as the leader describes it.
         tiered: Segments in the tier.
         named: Segments that the metadata topic names; `None` if it is not read.
-        with_lineage: True to add leader epochs to plans, from the epoch of the last offset before
-            the plan on.
+        with_lineage: True to add leader epochs to plans. The first is the epoch of the last offset
+            before the plan.
     """
 
     def __init__(

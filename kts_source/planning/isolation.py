@@ -270,8 +270,8 @@ def _refuse_overlaps(
 
 
 class UnknownStartError(Exception):
-    """Raised if only earlier segments record which transactions are open at the start of the first
-    range.
+    """Raised if only segments before the first range record which transactions are open at its
+    start.
     """
 
 

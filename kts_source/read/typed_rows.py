@@ -56,9 +56,8 @@ class TypedRows:
         columns: Wanted columns, in order.
         formats: Formats of keys and values; columns without a format stay binary.
         where: Condition on fields of decoded keys and values. Returned rows satisfy it.
-        set_aside: Called with malformed rows and the reason for each. These rows are then skipped,
-            in mode FAILFAST, too. Not called in mode PERMISSIVE, because malformed values become
-            null.
+        set_aside: Called with malformed rows and the reason for each, which are then skipped even
+            in mode FAILFAST. Not called in mode PERMISSIVE, because malformed values become null.
     """
 
     def __init__(

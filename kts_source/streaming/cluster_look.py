@@ -578,9 +578,9 @@ class _ClusterAndTier:
     def renew(
         self, unread: Collection[tuple[str, int]] = (), counts: Mapping[str, int] | None = None
     ) -> bool:
-        """Updates the state of the cluster. Returns whether it changed. A moved log start of a
-        partition in `unread` (partitions with unread records) counts as a change, too. `counts` has
-        the known number of partitions by topic id.
+        """Updates the state of the cluster, and returns whether it changed. The log starts of the
+        partitions in `unread`, which have unread records, are compared, too. `counts` has the known
+        number of partitions by topic id.
         """
         self._counts |= counts or {}
         is_new = False
