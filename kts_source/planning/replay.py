@@ -152,7 +152,7 @@ def _read_file(options: ScanOptions) -> str:
             info = store.head(key)
             if info.size > _MAX_BYTES:
                 raise ObjectTooLargeError(
-                    f"the object has {info.size} bytes, more than the limit of {_MAX_BYTES}",
+                    f"the object has {info.size} bytes, more than the limit of {_MAX_BYTES} bytes",
                     uri=store.uri(key),
                 )
             return bytes(store.get_range(key, 0, info.size, version=info.version)).decode()
