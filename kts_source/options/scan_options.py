@@ -27,7 +27,7 @@ from kts_source.options.value_formats import (
     further_columns,
 )
 from kts_source.predicate.model import And
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.store.open_store import refuse_credentials
 from kts_source.store.storage_options import (
     S3_OPTIONS,
@@ -547,7 +547,7 @@ def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, .
             " 'path' names disks, not a tier: name all log directories in 'path', separated by"
             " commas"
         )
-    if is_beside(values["keyPrefix"]):
+    if is_in_additional_store(values["keyPrefix"]):
         raise InvalidOptionError(
             f"option 'keyPrefix' cannot be {values['keyPrefix']!r} together with option"
             " 'tailPath', which uses this prefix internally"

@@ -1,8 +1,8 @@
 """Finds the byte positions where a slice begins and ends, and checks that the offset index matches
 the log there.
 
-If the index contradicted its log, rows would be lost without an error. So the first 17 bytes at
-each boundary must be the start of the batch that the index entry describes.
+A wrong index would make readers lose rows without an error. So the first 17 bytes at each boundary
+must be the start of the batch that the index entry describes.
 """
 
 from __future__ import annotations
@@ -80,10 +80,9 @@ class SliceSpan(SegmentSpan):
     also has the first bytes after the slice.
 
     Attributes:
-        task_slice: The slice.
         first: Start of the slice.
-        last: End of the slice; `None` if it was not looked up yet. Then the next span has the
-            remaining bytes of the slice.
+        last: End of the slice; `None` if it was not looked up yet. Then the next span has the rest
+            of the slice.
     """
 
     task_slice: SegmentSlice
@@ -109,9 +108,9 @@ def slice_spans(
 ) -> Iterator[SliceSpan]:
     """Yields the spans to read: one span for each slice that has bytes.
 
-    If `early` is true, the first slice may get two spans. The first one ends at
-    `first_request_stop`, so it can be requested before the offset index is read. The rows of this
-    span are often sufficient for a LIMIT.
+    If `early` is True, the first slice may have two spans. The first span ends at
+    `first_request_stop`, and is requested before the offset index is read. Its rows are often
+    sufficient for a LIMIT.
     """
     for task_slice in slices:
         start = segment_start(task_slice)
@@ -122,7 +121,7 @@ def slice_spans(
         with errors_in_span(SliceSpan.of(task_slice, 0, 0, start), source):
             first, last = slice_boundaries(task_slice, source)
         if first.position < last.position:
-            stop = checked_stop(last, task_slice.objects.size_in_bytes)
+            stop = stop_of_end_check(last, task_slice.objects.size_in_bytes)
             yield SliceSpan.of(task_slice, max(first.position, early_stop), stop, first, last)
 
 
@@ -148,14 +147,14 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:
     """Returns the start and the end of a slice.
 
-    Moves each cut of the slice to the position of the first offset-index entry at or after the cut,
-    or to the segment's end. Without a usable index, every cut except the segment's start moves to
+    Moves each cut of the slice to the position of the first offset-index entry at or after the cut;
+    without such an entry, to the segment's end. Without a usable index, every cut except 0 moves to
     the segment's end, so the first slice reads the whole segment.
 
     Raises:
         CorruptSegmentError: The index was usable when the plan was made, but is not usable now. The
-            object was changed, and the store did not report it. Without this error, it would be
-            possible that no slice reads these offsets.
+            object was changed, and the store did not report the change. Without this error, some
+            offsets might be in no slice.
     """
     index = None
     if not task_slice.is_whole:
@@ -221,8 +220,8 @@ class BoundaryCheck:
     """Checks the bytes at the start and the end of one slice while the slice is read.
 
     Attributes:
-        stop: End of the slice. It must be set before `inside` receives the window that contains the
-            end.
+        stop: End of the slice. It must be set before `slice_bytes` receives the window that
+            contains the end.
     """
 
     def __init__(self, start: Boundary) -> None:
@@ -232,9 +231,9 @@ class BoundaryCheck:
         self._head = b""
         self._tail = b""
 
-    def inside(self, window: memoryview) -> memoryview:
-        """Returns those bytes of the next window that belong to the slice. If the window has the
-        first bytes of the slice, compares them with the index entry.
+    def slice_bytes(self, window: memoryview) -> memoryview:
+        """Returns the bytes of the next window that belong to the slice. Compares the first bytes
+        of the slice with the index entry.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -290,9 +289,9 @@ class BoundaryCheck:
         return None if entry.magic == MAGIC_2 else entry
 
 
-def checked_stop(stop: Boundary, size: int) -> int:
-    """Returns the position up to which the segment must be read to check the end of a slice. `size`
-    is the size of the segment in bytes.
+def stop_of_end_check(stop: Boundary, size: int) -> int:
+    """Returns the position up to which a segment of `size` bytes must be read, so that the end of a
+    slice can be checked.
     """
     prefix = 0 if stop.last_offset is None else ENTRY_PREFIX_SIZE
     return min(stop.position + prefix, size)
@@ -302,8 +301,7 @@ def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> Offs
     """Parses an offset index. Returns `None` if it is empty, contradicts itself, or has a position
     outside the segment of `size` bytes.
 
-    The result does not depend on a slice, so neighboring slices of a segment have a common
-    boundary.
+    The result is the same for all slices of a segment, so adjacent slices have a common boundary.
     """
     from segment_format.index.sparse_indexes import OffsetIndex  # the first request needs no index
 

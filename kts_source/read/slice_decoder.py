@@ -7,10 +7,10 @@ the other cases:
 
 * A transaction is open at the end of a slice, and the plan does not read the rest of the segment.
   Then `check_around` reads the segment up to the transaction's marker, or to the end of the
-  segment. For transactions that end in later segments, planning has compared the markers.
+  segment. Markers in later segments were already compared during planning.
 * The first marker of a producer in a slice is an ABORT marker that no transaction index contains.
   If the plan also reads the offsets before the slice, `check_around` searches them for data of this
-  producer. Such data would have been returned by mistake.
+  producer. These records would have been returned by mistake.
 """
 
 from __future__ import annotations
@@ -124,15 +124,15 @@ class SliceDecoder:
         if self.done:
             return
         with errors_in_span(self._span, self._source):
-            decoded = self._decoder.feed(self._check.inside(window))
+            decoded = self._decoder.feed(self._check.slice_bytes(window))
             yield from self._source.stopwatch.decoding(decoded)
 
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the remaining rows. Call it after the last bytes of the slice were fed. Set
-        `rest_is_lost` if the remaining bytes of the slice cannot be read. Then the end of the slice
-        and its transactions are not checked.
+        """Yields the remaining rows. Call it after the last bytes of the slice were fed. With
+        `rest_is_lost`, the remaining bytes of the slice cannot be read, so its end and its
+        transactions are not checked.
         """
         with errors_in_span(self._span, self._source):
             if not rest_is_lost:
@@ -227,7 +227,7 @@ class SliceDecoder:
 
     def _check_transactions(self) -> None:
         """Compares the aborted intervals of the slice with the markers in the slice and around it.
-        Raises an error if they differ or the markers cannot be read.
+        Raises an error if they differ, or if markers cannot be read.
         """
         if self._transactions is None:
             return
@@ -342,14 +342,14 @@ def check_around(
     range_stop = task_slice.stop_offset if around is None else around.range_stop
     expected = transactions.next_markers(next_offset, only_doubtful=only_doubtful)
     if expected and next_offset < range_stop:
-        _look_ahead(task_slice, source, position, range_stop, expected)
+        _compare_later_markers(task_slice, source, position, range_stop, expected)
         if not only_doubtful:
             check_markers_found(expected, range_stop)
     if around is not None:
-        _look_back(task_slice, around, source, transactions.stray_aborts())
+        _search_earlier_data(task_slice, around, source, transactions.stray_aborts())
 
 
-def _look_ahead(
+def _compare_later_markers(
     task_slice: SegmentSlice,
     source: SegmentSource,
     position: int,
@@ -357,9 +357,8 @@ def _look_ahead(
     expected: dict[int, int | None],
 ) -> None:
     """Compares the markers in the segment from byte `position` on with `expected`, a result of
-    `TransactionCheck.next_markers`. Deletes each marker that is found from `expected`. Stops
-    when `expected` is empty, or at offset `range_stop`. Raises `ContradictedIntervalsError` if a
-    marker differs.
+    `TransactionCheck.next_markers`, and removes the compared ones from it. Stops when `expected` is
+    empty, or at offset `range_stop`. Raises `ContradictedIntervalsError` if a marker differs.
     """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):
@@ -372,20 +371,20 @@ def _look_ahead(
                     return
 
 
-def _look_back(
+def _search_earlier_data(
     task_slice: SegmentSlice,
     around: SliceSurroundings,
     source: SegmentSource,
     aborts: dict[int, int],
 ) -> None:
-    """Searches the log before a slice for data of transactions that were aborted according to their
-    markers, but not according to the transaction indexes. `aborts` maps the id of the producer to
-    the offset of its ABORT marker. Raises `ContradictedIntervalsError` if it finds such data.
+    """Searches the log before a slice for data of transactions that have an ABORT marker but no
+    transaction-index entry. `aborts` maps their producer ids to the offsets of the markers. Raises
+    `ContradictedIntervalsError` if it finds data.
     """
     unseen = dict(aborts)
     if unseen and (task_slice.cut_start > 0 or around.read_from < task_slice.start_offset):
         batches = _transactional_batches(task_slice, task_slice.objects, source, 0)
-        _refuse_data(batches, unseen, around.read_from, max(unseen.values()))
+        _raise_if_data_before_abort(batches, unseen, around.read_from, max(unseen.values()))
     if not unseen or around.before is None:
         return
     open_since = None
@@ -399,24 +398,19 @@ def _look_back(
     # compaction may have removed them: it removes first the records of an aborted transaction, then
     # its index entry, then its marker.
     batches = _transactional_batches(task_slice, around.before, source, 0)
-    _refuse_data(batches, unseen, 0, around.before_stop)
+    _raise_if_data_before_abort(batches, unseen, 0, around.before_stop)
     for producer_id, offset in unseen.items():
         if open_since is not None and open_since[producer_id] < around.before_start:
             raise unindexed_abort(producer_id, offset)
 
 
-def _refuse_data(
+def _raise_if_data_before_abort(
     batches: Generator[_Batch], aborts: dict[int, int], start_offset: int, stop_offset: int
 ) -> None:
-    """Raises `ContradictedIntervalsError` if the last batch of a producer before its ABORT marker
-    has data.
-
-    Args:
-        batches: Batches and markers of a segment.
-        aborts: Mapping from producer id to the offset of the producer's ABORT marker. Producers
-            that have a batch in the searched offsets are removed from it.
-        start_offset: First offset to search.
-        stop_offset: End of the offsets to search, exclusive.
+    """Searches offsets [start_offset, stop_offset) of a segment. Raises
+    `ContradictedIntervalsError` if the last batch of a producer before its ABORT marker has data.
+    `aborts` maps producer ids to the offsets of the markers; producers that have a batch are
+    removed from it.
     """
     has_data: dict[int, bool] = {}
     with closing(batches):
@@ -433,8 +427,8 @@ def _refuse_data(
 
 
 def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[int, int] | None:
-    """Returns the transactions that are open at a segment's end: a mapping from producer id to
-    first offset. Returns `None` if the producer snapshot is missing or cannot be read.
+    """Returns the first offset of each transaction that is open at a segment's end, by producer id;
+    `None` if the producer snapshot is missing or cannot be read.
     """
     try:
         data = source.index(objects, IndexType.PRODUCER_SNAPSHOT)
@@ -447,8 +441,8 @@ def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[i
 def _transactional_batches(
     task_slice: SegmentSlice, objects: SegmentObjects, source: SegmentSource, position: int
 ) -> Generator[_Batch]:
-    """Yields a pair for each transactional batch of a segment from byte `position` on: the header
-    of the batch, and the type of the marker (`None` if the batch contains data).
+    """Yields the header of each transactional batch of a segment from byte `position` on, with the
+    type of its marker; `None` instead of the type if the batch contains data.
     """
     size = objects.size_in_bytes
     with closing(_entries(task_slice, objects, source, position, size)) as entries:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kts_source.planning.estimate import DEFAULT_CLASS, estimate, monthly_cost
 from kts_source.planning.lineage import BELOW_LOG_START, COVERED, DEAD_BRANCH, last_epoch
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
@@ -147,7 +147,12 @@ def _rows(partition: PartitionPlan) -> Iterator[tuple[int, int, int, RemoteSegme
     log = partition.surviving
     used = {id(span.segment) for span in log.ranges}
     rows = [
-        (span.start, span.stop, ON_DISK if is_beside(span.segment.objects.log.key) else SERVED, n)
+        (
+            span.start,
+            span.stop,
+            ON_DISK if is_in_additional_store(span.segment.objects.log.key) else SERVED,
+            n,
+        )
         for n, span in enumerate(log.ranges)
     ]
     segments = [span.segment for span in log.ranges]
@@ -469,7 +474,9 @@ def tier_facts(
 def _detail(partition: PartitionPlan, mark: PartitionWatermark, made_ms: int) -> PartitionDetail:
     newest = mark.tier_end_timestamp_ms
     ranges = reversed(partition.surviving.ranges)
-    last = next((s.segment for s in ranges if not is_beside(s.segment.objects.log.key)), None)
+    last = next(
+        (s.segment for s in ranges if not is_in_additional_store(s.segment.objects.log.key)), None
+    )
     copied = None if last is None else last.event_timestamp_ms
     return PartitionDetail(
         tuple(

@@ -77,7 +77,7 @@ def test_scan_after_lost_branch_returns_rows_of_consumer(one_node: Cluster) -> N
     new_end = lose_branch(one_node, "lost")
     assert new_end < old_end
     for level, plan in before.items():
-        with pytest.raises(DataLossError, match=r"unclean election|is gone"):
+        with pytest.raises(DataLossError, match=r"unclean election|was deleted"):
             read_rows(plan, _options(one_node, "lost", level))
     # At first, the tier contains only the lost branch.
     _write(one_node, "lost", records=200)

@@ -267,7 +267,7 @@ def test_log_start_that_moves_during_fetch_raises_data_loss_error(
     scene.partition.reports_log_start = reports_log_start
     original_log = scene.partition.log
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))
-    with pytest.raises(DataLossError, match="starts at 31"):
+    with pytest.raises(DataLossError, match="starts at offset 31"):
         scene.offsets()
     scene.partition.log = original_log
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))

@@ -304,6 +304,6 @@ def test_options_hide_registry_credentials() -> None:
     (form,) = options.formats
     assert "hidden-word" not in repr(options) + str(options) + repr(form) + repr(form.registry)
     assert form.registry is not None
-    assert form.registry.shown().password == "hidden-word"
+    assert form.registry.revealed_access().password == "hidden-word"
     assert hash(form) == hash(pickle.loads(pickle.dumps(form)))
     assert form == pickle.loads(pickle.dumps(form))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kts_source.store.joined_store import beside
+from kts_source.store.joined_store import additional_store_prefix
 from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.planning.replica import build, divergence, extend
 
@@ -82,7 +82,7 @@ class DiskWriter:
 
         Omits a random number of the oldest segments that the broker may delete.
         """
-        folder = f"{beside(self.number)}{self.topic}-{partition}/"
+        folder = f"{additional_store_prefix(self.number)}{self.topic}-{partition}/"
         segments = build_local_segments(replica, life.interval)
         deletable_stop = max(find_copied_stop(life, replica), replica.log_start)
         droppable = [segment for segment in segments[:-1] if segment.next_offset <= deletable_stop]
@@ -131,7 +131,7 @@ class DiskWriter:
         """Writes the files of the log directory that are outside the partition folders."""
         for name, lines in self._marks.items():
             text = "\n".join(["0", str(len(lines)), *lines, ""])
-            self.store[f"{beside(self.number)}{name}"] = text.encode()
-        self.store[f"{beside(self.number)}meta.properties"] = b"version=1\n"
+            self.store[f"{additional_store_prefix(self.number)}{name}"] = text.encode()
+        self.store[f"{additional_store_prefix(self.number)}meta.properties"] = b"version=1\n"
         if self.is_clean:
-            self.store[f"{beside(self.number)}.kafka_cleanshutdown"] = b""
+            self.store[f"{additional_store_prefix(self.number)}.kafka_cleanshutdown"] = b""

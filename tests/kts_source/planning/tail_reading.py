@@ -15,7 +15,7 @@ from kts_source.planning.scan_plan import ScanPlan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, World
 from tests.kts_source.planning.memory_store import MemoryStore
@@ -257,7 +257,7 @@ def _read_rows(
     for task in plan.tasks:
         batches += read_task(task, reader, settings)
         facts += [
-            "disk" if is_beside(task_slice.objects.log.key) else "tier"
+            "disk" if is_in_additional_store(task_slice.objects.log.key) else "tier"
             for task_slice in task.slices
         ]
     if not batches:

@@ -244,7 +244,7 @@ def test_too_large_plan_file_raises_error_that_names_the_limit(
 ) -> None:
     plan = write_plan(tmp_path, source)
     monkeypatch.setattr("kts_source.planning.planner._MAX_BYTES", 100)
-    with pytest.raises(TieredKafkaError, match=r"'planFile'.*at most 100"):
+    with pytest.raises(TieredKafkaError, match=r"'planFile'.*limit of 100 bytes"):
         kts_source.plan({**source, "planFile": plan})
 
 

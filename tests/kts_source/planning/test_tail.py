@@ -18,7 +18,7 @@ from kts_source.errors import (
 from kts_source.options import parse_options
 from kts_source.planning.describe import describe
 from kts_source.planning.planner import plan
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.layout.kafka_logs.disk import (
@@ -86,7 +86,11 @@ class TierAndDisk:
         """
         tasks = plan(self.make_options(**extra)).tasks
         return [
-            (is_beside(task_slice.objects.log.key), task_slice.start_offset, task_slice.stop_offset)
+            (
+                is_in_additional_store(task_slice.objects.log.key),
+                task_slice.start_offset,
+                task_slice.stop_offset,
+            )
             for task in tasks
             for task_slice in task.slices
         ]
@@ -257,7 +261,7 @@ def test_disk_partition_with_a_different_topic_id_is_reported(scene: TierAndDisk
     (folder.with_name(f"{TOPIC}-1") / "partition.metadata").unlink()
     Disk(scene.disk.root).write(LOG)
     (note,) = plan(scene.make_options()).notes
-    assert note == f"topic {TOPIC}: on disks, partitions [1] are of another topic id only"
+    assert note == f"topic {TOPIC}: on disks, partitions [1] have another topic id"
 
 
 def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> None:

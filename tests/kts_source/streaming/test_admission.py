@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kts_source.streaming.look import PendingSegment, dated
+from kts_source.streaming.look import PendingSegment, segment_order
 from kts_source.streaming.offsets import TopicPartition
 from kts_source.streaming.tier_stream import NO_LIMITS, BatchLimits, admit
 
@@ -29,7 +29,7 @@ def random_logs(draw: st.DrawFn) -> Logs:
         for _ in range(draw(st.integers(0, 5))):
             stop = start + draw(st.integers(1, 50))
             size, date = draw(st.integers(1, 1000)), draw(st.integers(-1, 1000))
-            segments.append(PendingSegment(start, stop, size, dated(date)))
+            segments.append(PendingSegment(start, stop, size, segment_order(date)))
             start = stop
         drawn[TopicPartition("t", number)] = segments
     return drawn
@@ -115,7 +115,7 @@ def test_admit_describes_only_the_segments_that_it_needs() -> None:
     def endless(number: int) -> Iterator[PendingSegment]:
         for offset in range(1_000_000):
             requested.append(number)
-            yield PendingSegment(offset, offset + 1, 10, dated(offset))
+            yield PendingSegment(offset, offset + 1, 10, segment_order(offset))
 
     pending = {TopicPartition("t", number): endless(number) for number in range(3)}
     assert admit(pending, BatchLimits(segments=4)) == {

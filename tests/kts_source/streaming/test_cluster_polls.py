@@ -287,7 +287,7 @@ def test_log_start_above_unread_offsets_raises_offset_out_of_range_error(
         assert stream.batch()
     assert strict.batch()
     topic.partition.log.log_start = 12
-    with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[6, 12\) .* overtaken"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[6, 12\) .* DeleteRecords"):
         strict.batch()
     lenient.all()
     assert offsets(lenient) == [0, 1, 2, *range(12, 30)]
@@ -355,7 +355,7 @@ def test_unclean_election_with_longer_log_raises_data_loss_error(
     strict.all()
     lenient.all()
     partition.log, partition.epoch = log_of_epochs((0, 5), (epoch + 400, 1)), epoch + 400
-    with pytest.raises(DataLossError, match=rf"offset 12, where leader epoch {epoch}.*of epoch 0"):
+    with pytest.raises(DataLossError, match=rf"offset 12, had leader epoch {epoch}.*has epoch 0"):
         strict.batch()
     lenient.all()
     assert offsets(lenient) == list(range(18))

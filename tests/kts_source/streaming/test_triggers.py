@@ -331,7 +331,7 @@ def test_fixed_end_in_deleted_segments_raises_data_loss_error(
         assert stream.batch()
     tier.remove(folder, stems[remaining:])
     read = int(stems[max(remaining, 1)][:20])
-    with pytest.raises(DataLossError, match=rf"offsets \[{read}, 23962\) .* gone unread"):
+    with pytest.raises(DataLossError, match=rf"offsets \[{read}, 23962\) were lost before"):
         strict.all()
     lenient.all()
     assert lenient.rows().num_rows == strict.rows().num_rows == read

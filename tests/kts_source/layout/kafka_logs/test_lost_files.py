@@ -191,7 +191,7 @@ def test_checkpoint_with_offset_0_of_missing_partition_warns(
     Disk(tmp_path).write(LOG)
     write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=0)
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
-    assert "it names no offsets of orders-1, and that folder is not there" in caplog.text
+    assert "it names no offsets of orders-1, but this folder does not exist" in caplog.text
 
 
 def test_lost_partition_folder_warns_if_other_log_directory_has_its_offsets(
@@ -218,7 +218,7 @@ def test_subscribed_topic_listed_only_in_checkpoint_raises_data_loss_error(
         read_offsets(tmp_path, subscribe="gone")
     options = {"path": str(tmp_path), "layout": "kafka-logs", "subscribePattern": ".*"}
     assert {partition.topic for partition in plan(options).partitions} == {TOPIC}
-    assert "checkpoints or folders set aside, of topics gone" in caplog.text
+    assert "only checkpoints or folders set aside exist: topics gone" in caplog.text
 
 
 # -- folders with the suffix -future, -delete or -stray

@@ -118,7 +118,7 @@ def test_dead_branch_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     Disk(tmp_path / "a").write(build_branch((0, 5), (1, 20), name="dead"))
     Disk(tmp_path / "b").write(build_branch((0, 5), (3, 9), name="live"))
     read_values(tmp_path)
-    assert "from offset 5 on of a branch that died" in caplog.text
+    assert "from offset 5 on it is on an abandoned branch" in caplog.text
 
 
 def test_records_of_torn_batch_are_read_from_other_disk(tmp_path: Path) -> None:

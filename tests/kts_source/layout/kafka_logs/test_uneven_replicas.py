@@ -111,7 +111,7 @@ def test_two_golden_replicas_with_different_starts_are_read_as_one_log(
     assert sorted(rows) == list(range(160, 1277))
     assert len(rows) == table.num_rows
     assert rows == expected_rows
-    assert "starts at offset 0, and what is read begins at 160" in caplog.text
+    assert "starts at offset 0, but no disk has offsets below 160" in caplog.text
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -211,7 +211,7 @@ def test_dead_branch_below_start_of_live_replica_is_not_read(
     log = build_log("live", epochs=(0, 2, 0, 0))
     drop_first(Disk(tmp_path / "b").write(log), log, 2)
     assert read_offsets(tmp_path) == list(range(6, 12))
-    assert "offsets [0, 6) are not read: they are of another branch" in caplog.text
+    assert "offsets [0, 6) are not read: they are on another branch" in caplog.text
 
 
 def test_replica_that_ends_before_chosen_replica_starts_is_reported_and_not_read(
