@@ -115,7 +115,6 @@ class Browser:
         return response["result"].get("value")
 
     async def press(self, *keys: str) -> None:
-        """Presses and releases keys, one after the other."""
         for key in keys:
             text = {"text": key} if len(key) == 1 else {}
             await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)

@@ -37,7 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def differential(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Reads one broker with Spark's Kafka source and with this product; returns both results."""
+    """Returns the results of all differential cases, after reading one broker with Spark's Kafka
+    source and with this product.
+    """
     return run_comparison(tmp_path_factory.mktemp("differential"))
 
 

@@ -34,13 +34,13 @@ LEVEL_OPTION = "kafka.isolation.level"
 DEFAULT_LEVEL = "everything, default isolation level"
 BOTH_LEVELS = "everything"
 SEED = os.environ.get("KTS_DIFFERENTIAL_SEED", str(random.SystemRandom().randrange(1 << 31)))
-"""Seed that selects the isolation level of cases that are read with only one."""
+"""Random seed for the isolation level of the cases that are read with only one level."""
 SERVERS_OPTION = "kafka.bootstrap.servers"
 GROWING = "growing"
-"""A topic that gets more records while DataFrames of it are in use."""
+"""A topic that gets new records while DataFrames read it."""
 
 TIER, UNION, BROKERS = "tier", "tier and brokers", "brokers"
-"""Storage that this source reads."""
+"""Names of the storage from which this product reads in a scan."""
 
 THROUGH_SPARK = (
     "subscribe all",

@@ -1,4 +1,4 @@
-"""Runs Kafka's DumpLogSegments on many files in one JVM and parses its output."""
+"""Runs Kafka's DumpLogSegments on many files in one JVM and parses what it prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Fields = dict[str, str]
 
 @dataclass(slots=True)
 class DumpedBatch:
-    """Fields of a log entry (a batch) and of each of its records."""
+    """Fields of a log entry (a batch), and fields of each of its records."""
 
     fields: Fields
     records: list[Fields] = field(default_factory=list)

@@ -152,7 +152,7 @@ ELSEWHERE = {
     ),
     "writing": ("spark/test_errors_spark.py", "test_write_raises_analysis_exception"),
 }
-"""Rows of the docs without a case, and the tests that show them."""
+"""Rows of the table in the docs that no case shows, and the tests that show them."""
 
 
 def test_docs_table_lists_all_differences_to_spark_kafka_source() -> None:

@@ -257,7 +257,7 @@ def _open(filler: Filler, producer: Producer, partition: int) -> None:
 
 
 def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends records until two additional segments are closed."""
+    """Sends records until two more segments are closed."""
     newest = cluster.admin.local_bases(1, TOPIC, partition)[-1]
     for _ in range(2):
         previous = newest
@@ -267,20 +267,19 @@ def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
 
 
 def _fill_up(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends 40 records to the active segment.
-
-    A batch of `segment.bytes` bytes then no longer fits into the segment and starts a new one.
+    """Sends 40 records to the active segment, so that a batch of `segment.bytes` bytes no longer
+    fits and starts a new segment.
     """
     filler.send(filler.plain("none"), TOPIC, partition, 40)
 
 
 def _tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
-    """Waits until the tier has all segments that the broker can copy.
-
-    Returns the partition's offsets.
+    """Waits until the tier has all segments that the broker can copy; returns the partition's
+    offsets.
 
     Without an open transaction, the broker can copy all closed segments. If `open_from` is the
-    first offset of an open transaction, it can copy only the segments that end before this offset.
+    first offset of an open transaction, the broker can copy only segments that end before this
+    offset.
     """
     bases = cluster.admin.local_bases(1, TOPIC, partition)
     until = max(base for base in bases if open_from is None or base <= open_from)

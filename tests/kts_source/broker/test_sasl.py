@@ -260,9 +260,8 @@ def test_aws_login_is_signed_for_the_region_of_the_broker(monkeypatch: pytest.Mo
 
 
 def _signature(message: dict[str, str], secret: str) -> str:
-    """Returns the signature of `message` that botocore computes.
-
-    To let botocore sign it, converts the message to a URL with the same parameters.
+    """Returns the signature that botocore computes for `message`, which is converted to a URL with
+    the same parameters.
     """
     key, _, region, service, _ = message["x-amz-credential"].split("/")
     token = message.get("x-amz-security-token")
