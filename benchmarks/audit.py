@@ -1,6 +1,6 @@
 """Measures audits on one core.
 
-The first part audits every byte of a tier. It compares the time with the time of checksums and
+The first part audits every byte of a tier, and compares the time with that of checksums and
 decompression alone. The second part audits the manifests and side files of 100,000 segments on a
 store that takes 20 ms per request, first without a cache and then with one.
 """
@@ -54,10 +54,8 @@ class Measured:
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns the rows of both parts.
-
-    Args:
-        quick: True to use a tenth of the bytes and of the segments. The goals stay the same.
+    """Returns the rows of both parts. A quick run has a tenth of the bytes and of the segments; the
+    goals stay the same.
     """
     return [*_bytes(quick), *_metadata(50 if quick else 500)]
 
@@ -128,9 +126,8 @@ def _frames(tier: Tier) -> list[bytes]:
 
 
 def _undo(frames: Sequence[bytes], memory: bytearray, *, and_check: bool = False) -> None:
-    """Decompresses chunks from memory. Each chunk overwrites the previous one in `memory`.
-
-    Computes the CRC-32C if `and_check` is set.
+    """Decompresses chunks into `memory`, where each chunk overwrites the one before. If `and_check`
+    is set, also computes the CRC-32C.
     """
     array = np.frombuffer(memory, np.uint8)
     decompressor = zstandard.ZstdDecompressor()
@@ -165,7 +162,7 @@ def _measured(partitions: int, state: str) -> Measured:
 
 
 def measure(partitions: int, state: str) -> Measured:
-    """Audits once, in this process."""
+    """Audits the second part's tier once, in this process."""
     tier = SimulatedTier(partitions, _SEGMENTS)
     tier.prepare()
     options = {"path": "simulated", "subscribe": TOPIC}

@@ -232,9 +232,8 @@ print(time.perf_counter() - wall, time.process_time() - processor, batch.num_row
 
 
 def _first_batch(log: LogBytes, repeats: int) -> list[Row]:
-    """Measures the time from the import of pyarrow to the first batch, in new processes.
-
-    Python's bytecode is already on disk, as in any run but the first.
+    """Measures the time from the import of pyarrow to the first batch, in new processes. Python's
+    bytecode is already on disk, as in all runs after the first.
     """
     data = log.data[: log.starts[min(len(log.starts) - 1, 100)]].tobytes()
     figures = []

@@ -1,5 +1,5 @@
-"""Measures scans without Spark from a real S3 server: the processor time of the client, and the
-time to the first rows.
+"""Measures scans from a real S3 server without Spark: the processor time of the client, and the
+time until the first rows.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 _FAR: Final = (0.06, 90e6)
 _AT_A_TIME: Final = 16
-"""Number of 8 MiB requests that the defaults of `prefetchBytes` and `maxConcurrentRequests`
-allow.
+"""Number of concurrent 8 MiB requests that the defaults of `prefetchBytes` and
+`maxConcurrentRequests` allow.
 """
 _OF_GOALS: Final = "1 KB"
-"""Only this size has goals: small records cost more per gigabyte for reasons other than the
-store.
+"""Label of the record size that has goals. Smaller records have none, because they need more
+processor time per gigabyte for reasons other than the store.
 """
 # An argument without effect that only s3fs supports.
 _BY_S3FS: Final = {"storageOptions": '{"use_ssl": true}'}
 
 
 def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
-    """Measures a scan with each of two S3 clients: processor time, additional time with latency,
-    and the time to the first rows.
+    """Measures a scan with each of two S3 clients: processor time, the additional time caused by
+    latency, and the time until the first rows.
 
     Raises:
         SkippedError: versitygw is not installed.
@@ -106,7 +106,8 @@ def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
 
 
 def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, float]]], list[float]]:
-    """Returns the wall and processor seconds of each contestant, and the seconds to first rows.
+    """Returns the wall and processor seconds of each contestant, and the seconds until the first
+    rows.
 
     Raises:
         SkippedError: versitygw is not installed.
@@ -148,8 +149,8 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
 
 
 def _drained(options: Mapping[str, str], records: int) -> tuple[float, float]:
-    """Reads all rows. Returns two values: the seconds after planning, and the processor seconds of
-    this process, including planning.
+    """Reads all rows. Returns the wall seconds without planning, and the processor seconds of this
+    process with planning.
     """
     own = time.process_time()
     scan = kts_source.scan(options)
@@ -182,7 +183,7 @@ def _bare_store(options: Mapping[str, str]) -> S3Store:
 
 
 def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
-    """Returns the byte ranges of the segments, split into requests like those of a scan."""
+    """Returns the byte ranges of the requests with which a scan reads the segments."""
     return [
         (path.relative_to(tier.path).as_posix(), start, min(start + ENOUGH_REQUEST_BYTES, size))
         for path in sorted(tier.path.glob("*/*/*.log"))
@@ -194,8 +195,8 @@ def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
 def _read(
     options: Mapping[str, str], ranges: Sequence[tuple[str, int, int]]
 ) -> tuple[float, float]:
-    """Sends the requests of a scan without decoding the responses, with as many concurrent requests
-    as a scan. Returns wall seconds and processor seconds.
+    """Sends the requests of a scan, with the concurrency of a scan, without decoding the responses.
+    Returns wall seconds and processor seconds.
     """
     store = open_store(f"s3://{BUCKET}", storage_options_from(options))
 
@@ -209,8 +210,8 @@ def _read(
 
 
 def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[float, float]:
-    """Sends the requests of `_read` with obstore. Returns wall seconds and processor seconds.
-    Streams the responses, to count their bytes.
+    """Sends the requests of `_read` with obstore, and counts the bytes of the streamed responses.
+    Returns wall seconds and processor seconds.
     """
 
     async def one(key: str, start: int, stop: int) -> int:

@@ -1,5 +1,5 @@
-"""Compares Sail with the newest Spark and with Spark 4.0. All of them run one PySpark aggregate
-over all columns.
+"""Compares Sail with the newest Spark and with Spark 4.0. All three run one PySpark aggregate over
+all columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row]:
-    """Compares this library's source on Sail with the same source on Spark.
+    """Compares this library's source on Sail with this library's source on Spark.
 
     Raises:
         SkippedError: Sail or Spark 4.0 is missing.

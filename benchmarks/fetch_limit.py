@@ -1,8 +1,7 @@
 """Measures `limit(10)` of a topic of 100 GiB on an S3 server with 60 ms latency: bytes read and
 time.
 
-Only the first segment has data. All later segments are sparse files of the right size, with
-manifests.
+Only the first segment has data. All later segments are sparse files with manifests.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _OUR_DAEMON: Final = "kts_source.spark.daemon"
 
 
 def limit_rows(pace: tuple[float, float]) -> list[Row]:
-    """Measures a query of ten rows in a Spark session that has already run the query once. The
-    first run is not measured, because it includes planning.
+    """Measures a query of ten rows in a Spark session that has already planned and run this query
+    once.
 
     Args:
         pace: Seconds to the first byte, and bytes per second of one connection.
@@ -90,13 +89,12 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
 
 
 class _Runs(NamedTuple):
-    """Measured runs of one session. The first run of each kind is omitted, because it includes
-    planning.
+    """Measured runs of one session, without the first run of each kind, which includes planning.
 
     Attributes:
         of_nothing: Seconds of a query of prebuilt rows, in a new worker.
         seconds: Seconds of a query of this library, in a new worker.
-        read_before: Seconds of a query of this library, in a worker that has already run one.
+        read_before: Seconds of a query of this library, in a worker that has already run a query.
         touched: Bytes that this library read.
     """
 

@@ -1,4 +1,4 @@
-"""Starts a broker with hot topics: their tiered segments are still on the broker's disk.
+"""Starts a broker with hot topics, whose tiered segments are still on the broker's disk.
 
 Topics `plain` and `zstd` have the same records of 100 B. All closed segments of `plain` are also in
 the tier. Topic `many` has 300 partitions with one or two segments in the tier. In a third of these
@@ -63,16 +63,16 @@ class HotCluster:
         return self.cluster.nodes[1].pid
 
     def records(self, topic: str) -> int:
-        """Returns the number of records below the stops."""
+        """Returns the number of records of the topic before its stops."""
         return sum(self.stops[topic].values())
 
     def spark_kafka(self, topic: str) -> Query:
-        """Returns the query for Spark's own source."""
+        """Returns the query that reads the topic with Spark's own source."""
         return Query("kafka", {**self._asked(topic), "startingOffsets": "earliest"})
 
     def ours(self, topic: str, **more: str) -> Query:
-        """Returns the query for this library. It reads brokers and, if `more` contains the option
-        `path`, also a tier.
+        """Returns the query that reads the topic with this library: from brokers and, if `more`
+        contains the option `path`, also from a tier.
         """
         return Query("tiered-kafka", {**self._asked(topic), **more})
 
@@ -99,7 +99,7 @@ class HotCluster:
         }
 
     def tier_without_newest(self, topic: str, share: float, folder: Path) -> tuple[Path, float]:
-        """Copies the tier, but omits the newest segments of each partition of a topic.
+        """Copies the tier without the newest segments of each partition of a topic.
 
         Args:
             topic: Name of the topic.
@@ -107,8 +107,7 @@ class HotCluster:
             folder: Folder for the copy, which consists of links.
 
         Returns:
-            Two values: the path of the copy, and the share of the topic's bytes that the copy
-            lacks.
+            The path of the copy, and the share of the topic's bytes that the copy lacks.
         """
         copy = folder / "tier"
         shutil.copytree(self.cluster.tier, copy, copy_function=os.link)
@@ -137,7 +136,7 @@ def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> I
 
     Args:
         folder: An empty folder for all files.
-        quick: Writes less data.
+        quick: True to write less data.
         say: Called with progress messages.
     """
     count, many, segment_bytes = _QUICK if quick else _FULL
@@ -174,11 +173,11 @@ def _tiered(cluster: Cluster, topic: str, number: int) -> int:
 
 
 def _open_at_the_border(bootstrap: str, partitions: int) -> None:
-    """Writes records to all partitions of topic `many`, so that some transactions cross the end of
-    the tier.
+    """Writes records to all partitions of topic `many`, so that some transactions begin before the
+    end of the tier and end after it.
 
     In every third partition, all records belong to one transaction, which begins before the last
-    segment and ends in it. Half of these transactions are aborted. The records of the remaining
+    segment and ends in it. Half of these transactions are aborted. Records of the remaining
     partitions belong to no transaction.
     """
     ids = f"bench-{os.getpid()}-{time.time_ns()}"

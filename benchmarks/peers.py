@@ -1,6 +1,4 @@
-"""Compares this library with its alternatives, Spark's own Kafka source and a consumer, on the same
-records.
-"""
+"""Compares this library with Spark's own Kafka source and with a consumer, on the same records."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def _tasks(query: Query) -> int:
 
 
 def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
-    """Checks that all readers return all rows; otherwise the comparison is invalid."""
+    """Checks that all readers return all rows. If they did not, the comparison would be invalid."""
     ours = broker.from_tier(topic.name, sink="count")
     from_brokers = broker.from_brokers(f"{topic.name}-hot", sink="count")
     contestants = {
@@ -172,8 +170,9 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
 def _prebuilt(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Returns queries of prebuilt batches, by name: `ceiling`, and in a full run also `libraries`,
-    in which libraries process the logs of the topic at the same time.
+    """Returns queries of prebuilt batches, which are the upper bounds of the comparison, by name.
+    `ceiling` returns only the batches. `libraries`, in a full run, also processes the logs of
+    the topic with libraries.
     """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
@@ -191,8 +190,8 @@ def _bounds(
     *,
     session: str = "",
 ) -> str:
-    """Returns a note with the bounds for any source in Python. A quick run has only the bound of
-    prebuilt batches.
+    """Returns a note with the bounds for any source in Python. In a quick run, the only bound is
+    that of prebuilt batches.
     """
     alone = ratio(timings[f"ceiling{session}"], timings[peer])
     words = f"ready batches, handed to Spark: {alone:.2f} ×"
@@ -318,8 +317,8 @@ def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
 
 
 def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
-    """Measures a consumer of confluent-kafka in one process, which converts its messages to Arrow.
-    All data is on the broker's disk.
+    """Measures a consumer of confluent-kafka that reads from the broker's disk in one process, and
+    converts its messages to Arrow.
     """
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):

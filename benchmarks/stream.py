@@ -1,5 +1,5 @@
-"""Measures streams: the time of a poll with no or little new data, and the speed of reading old
-data (catching up).
+"""Measures streams: the time of a poll if there is no or little new data, and the speed of reading
+old data (catching up).
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ _OBJECTS: Final = 3
 
 
 def run(bench: Bench) -> list[Row]:
-    """Returns the rows of all cases.
-
-    A quick run has a tenth of the partitions. The goals stay the same.
+    """Returns the rows of all cases. A quick run has a tenth of the partitions; the goals stay the
+    same.
     """
     share = 10 if bench.quick else 1
     return [
@@ -110,7 +109,7 @@ class _Polled:
     position: StreamPosition = INITIAL
 
     def poll(self) -> float:
-        """Returns the seconds of a poll, and of the plan of its batch if there is one."""
+        """Returns the seconds of a poll, including the plan of its batch if there is one."""
         started = time.perf_counter()
         end = self.stream.next(self.position, limited=False)
         if end is not self.position:
@@ -133,9 +132,8 @@ def _polled(tier: SimulatedTier) -> _Polled:
 
 
 def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
-    """Measures a batch with one new segment.
-
-    The simulated requests take no time, because only the library's own work is measured.
+    """Measures a batch with one new segment. The simulated requests take no time, because only the
+    library's own work is measured.
     """
     tier = SimulatedTier(partitions, segments + repeats, latency_seconds=0)
     tier.listed_segments = [segments] * partitions

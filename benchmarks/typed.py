@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MEGA: Final = 1e6
 _BATCH: Final = 8192
-"""Rows of a batch in Spark."""
+"""Rows per batch in Spark."""
 _TWO: Final = ("country", "amount")
 
 FLAT: Final[dict[str, Any]] = {

@@ -19,11 +19,8 @@ NOTEBOOKS = ROOT / "notebooks"
 
 
 def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
-    """Runs the notebook with the interpreter of this environment and returns it.
-
-    Args:
-        path: The notebook.
-        folder: Its working folder, in which it writes its sample tier.
+    """Runs the notebook with the interpreter of this environment and returns it. The notebook
+    writes its sample tier to its working folder `folder`.
     """
     notebook: nbformat.NotebookNode = nbformat.reads(path.read_text(), as_version=4)  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(

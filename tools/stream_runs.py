@@ -101,7 +101,7 @@ def live_report(result: Followed) -> tuple[dict[str, int], list[str]]:
 def _tested(
     marker: str, test: str, settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Creates the Python environments for every Spark version. Then runs a test with `settings` as
+    """Creates the Python environments for every Spark version, runs a test with `settings` as
     additional environment variables, and returns the ended process.
     """
     for release in ("40", "41", "42"):

@@ -1,4 +1,6 @@
-"""Helpers that check that invalid input either parses or raises an error with a position."""
+"""Provides functions that check that invalid input is either parsed or raises an error with a
+position.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,7 @@ T = TypeVar("T")
 
 
 def value_or_error(function: Callable[[], T]) -> T | SegmentFormatError:
-    """Returns the result of `function`, or the format error that it raises.
-
-    Other exceptions propagate.
-    """
+    """Returns the result of `function`, or the `SegmentFormatError` that it raises."""
     try:
         return function()
     except SegmentFormatError as error:

@@ -1,6 +1,5 @@
-"""Runs Spark's tests of golden topics on Sail, if it is installed.
-
-Tests that need `rdd` are omitted, because Spark Connect does not have it.
+"""Runs Spark's tests of golden topics on Sail, if it is installed. Omits tests that use `rdd`,
+which Spark Connect does not have.
 """
 
 from __future__ import annotations

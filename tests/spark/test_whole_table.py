@@ -1,4 +1,6 @@
-"""Tests the table in Spark: schema, all topics in a scan, one or many tasks, layouts."""
+"""Tests the schema of the table in Spark, all topics in one scan, one or many tasks, and the
+layouts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests the commands `kts restore`, from the plan to the verification."""
+"""Tests the subcommands of `kts restore`, from the plan to the verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests the methods of a scan that users know from Polars, PyIceberg, DuckDB and pyarrow."""
+"""Tests methods of a scan that have the same names as methods in Polars, PyIceberg, DuckDB and
+pyarrow.
+"""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier with one partition. An upload either continues the log of earlier uploads or contains
-    another branch of it, as after a leader election.
+    """A tier with one partition. An upload either continues the log of earlier uploads, or contains
+    a different log from some offset on, as after an unclean leader election.
     """
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
@@ -59,7 +59,7 @@ class Elections:
 
         Args:
             spans: Leader epoch, prefix of the values, start offset and stop offset of each segment.
-            only: Uploads only this number of segments, from the end; `None` uploads all.
+            only: Number of segments to upload, counted from the end of the log; `None` uploads all.
         """
         log = LogBuilder(leader_epoch=spans[0][0])
         last = spans[0][0]

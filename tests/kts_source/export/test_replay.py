@@ -45,7 +45,9 @@ class Exports:
         return self.lake.export(self.tier, **{**self.arguments, **arguments})
 
     def correct(self, offsets: set[int] = BAD) -> None:
-        """Replaces the values of dead letters by valid JSON, in the same files."""
+        """Replaces the values of dead letters with valid JSON, in the files that contain the dead
+        letters.
+        """
         for path in self.letters.glob("*.parquet"):
             table = pq.read_table(path)
             values = [

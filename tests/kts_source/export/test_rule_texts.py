@@ -1,4 +1,6 @@
-"""Tests that errors about changed settings of an export name the options that the user set."""
+"""Tests that errors about changed settings of an export contain the option names that the user
+set.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests partition columns that are hours, days and months of a timestamp, in a time zone."""
+"""Tests partition columns that contain the hour, day or month of a timestamp, in a given time
+zone.
+"""
 
 from __future__ import annotations
 

@@ -215,8 +215,6 @@ def test_certificate_lists_partition_without_segments_as_fault(tmp_path: Path) -
 
 
 class _UnversionedStore(LocalStore):
-    """A store that reports no object versions."""
-
     def list_objects(self, prefix: str, **arguments: Any) -> Iterator[ObjectInfo]:  # noqa: ANN401
         for info in super().list_objects(prefix, **arguments):
             yield dataclasses.replace(info, version=None)

@@ -1,11 +1,11 @@
 """Checks scans of random histories.
 
-A scan must return the surviving log or raise an error about lost offsets. For example, the tests
-detect a planner with one of these errors:
+A scan must return the surviving log or raise an error about lost offsets. The tests fail if a
+planner has one of these bugs, for example:
 
 * It chooses the newest segment by offset instead of by leader epoch.
 * It reads a segment beyond the offset at which the segment diverges from the log.
-* It uses only the transaction index of a segment that is read in part.
+* If it reads a part of a segment, it uses only the transaction index of this segment.
 * It ignores holes.
 * It returns records below the log start.
 * It reads the first topic id instead of the newest.

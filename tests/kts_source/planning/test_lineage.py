@@ -1,7 +1,5 @@
-"""Checks the offsets of a partition log.
-
-The log reads each offset from exactly one segment of the surviving branch. It also lists the
-missing offsets.
+"""Checks that a partition log assigns each offset to exactly one segment of the surviving branch,
+and lists the missing offsets.
 """
 
 from __future__ import annotations

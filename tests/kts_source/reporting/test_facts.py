@@ -1,4 +1,6 @@
-"""Checks the numbers of a report against `describe`, segment lists, plans and files."""
+"""Checks the numbers of a report against the results of `describe`, the listed segments, plans and
+file sizes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def cli(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> st
 
 
 def snake_cased(text: str) -> list[dict[str, Any]]:
-    """Parses JSON rows, and names their fields like attributes in Python."""
+    """Parses JSON rows, and converts the names of their fields to snake case."""
     return [
         {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name): row[name] for name in row}
         for row in json.loads(text)
@@ -138,8 +140,7 @@ def test_stored_bytes_match_objects() -> None:
 
 def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
     """Writes one segment for each number in `days`, with a record that many days after `NOW_MS`.
-
-    Also writes one segment with a record 400 days after `NOW_MS`.
+    Writes an additional segment with a record 400 days after `NOW_MS`.
     """
     builder = LogBuilder()
     for day in [*days, 400]:

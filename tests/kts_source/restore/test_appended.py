@@ -1,4 +1,6 @@
-"""Tests the batches that a restore appends, against the independent writers of test data."""
+"""Compares the batches that a restore appends with those of the independent writers of test
+data.
+"""
 
 from __future__ import annotations
 

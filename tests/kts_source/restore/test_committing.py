@@ -1,4 +1,4 @@
-"""Tests how restored topics are handed over to producers and consumers."""
+"""Tests which producer ids, transactions and consumer offsets the brokers have after a restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests what a restore plan contains, and every reason to refuse."""
+"""Tests the content of a restore plan, and every reason to refuse one."""
 
 from __future__ import annotations
 

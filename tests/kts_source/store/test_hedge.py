@@ -32,9 +32,8 @@ class Attempts:
         self.hedges += 1
 
     def start(self, pool: ThreadPoolExecutor, *, after_seconds: float, number: int) -> Future[str]:
-        """Calls `hedged` in a thread, and waits until this call has made `number` attempts.
-
-        Returns the future of the call.
+        """Calls `hedged` in a thread, waits until it has made `number` attempts, and returns the
+        future of the call.
         """
         answer = pool.submit(hedged, self.call, after_seconds=after_seconds, on_second=self.count)
         deadline = time.monotonic() + 10

@@ -34,9 +34,8 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def create_topic(brokers: FakeCluster, tier: Path, tiered: int) -> tuple[FakePartition, str]:
-    """Creates a topic of one partition, and writes its first `tiered` segments to the tier.
-
-    Returns two values: the partition and the topic id.
+    """Creates a topic of one partition, and writes its first `tiered` segments to the tier. Returns
+    the partition and the topic id.
     """
     log = LogBuilder()
     for _ in range(SEGMENTS):
@@ -80,7 +79,7 @@ def test_tiered_segments_of_previous_topic_id_are_read_first(
 def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
     brokers: FakeCluster, tmp_path: Path, is_tiered: bool
 ) -> None:
-    """The batch has no rows of the recreated topic."""
+    """The batch must not contain rows of the recreated topic."""
     create_topic(brokers, tmp_path, SEGMENTS * is_tiered)
     strict, lenient = (
         start_hybrid_stream(brokers, tmp_path, failOnDataLoss=text) for text in ("true", "false")
@@ -103,7 +102,9 @@ def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
 def test_batch_is_replayed_if_option_topic_id_has_previous_id(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    """The option `topicId` has the previous id, and the cluster has another one."""
+    """The option `topicId` has the id of the deleted topic, and the cluster has the id of the
+    recreated topic.
+    """
     _, previous_id = create_topic(brokers, tmp_path, SEGMENTS)
     stream = start_hybrid_stream(brokers, tmp_path, topicId=previous_id)
     assert stream.choose()
@@ -131,7 +132,9 @@ def test_damaged_last_segment_is_read_from_brokers_with_tail_false(
 def test_stream_with_tail_false_waits_until_tier_has_its_starting_timestamp(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    """Brokers know the first record at the timestamp, but the tier does not have it yet."""
+    """Brokers know the first record at the starting timestamp, but the tier does not have the
+    record yet.
+    """
     partition, topic_id = create_topic(brokers, tmp_path, 2)
     partition.log.dates = {offset: 1000 + offset for offset in range(12)}
     stream = start_hybrid_stream(brokers, tmp_path, tail="false", startingTimestamp="1010")

@@ -1,4 +1,4 @@
-"""Tests that a stream reports during an outage how old its lag is, and whether it waits for the
+"""Tests that a stream reports the age of its lag during an outage, and whether it waits for the
 store or for brokers.
 """
 

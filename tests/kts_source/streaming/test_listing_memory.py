@@ -1,6 +1,5 @@
-"""Checks listings that reuse the results of earlier listings.
-
-They must equal full listings, and must send fewer requests.
+"""Checks that listings that reuse the results of earlier listings equal full listings and send
+fewer requests.
 """
 
 from __future__ import annotations
@@ -79,7 +78,9 @@ class Scene:
             del self.objects[self.key(number, suffix)]
 
     def count_requests(self) -> int:
-        """Lists the partition, compares with a full listing, and returns the number of requests."""
+        """Lists the partition, compares the result with a full listing, and returns the number of
+        requests of the first listing.
+        """
         before = self.store.pages
         listing = self.memory.list_partition(self.store, FOLDER, 0)
         pages = self.store.pages - before

@@ -1,4 +1,6 @@
-"""Tests that the JSON text of a position never changes, and that other documents are refused."""
+"""Tests that the JSON text of a position never changes, and that documents with other members are
+refused.
+"""
 
 from __future__ import annotations
 

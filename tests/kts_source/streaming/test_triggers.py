@@ -60,7 +60,7 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
 
 
 def offsets_of(stream: Running) -> list[int]:
-    """Returns the number of offsets by which each batch advances."""
+    """Returns for each batch the number of offsets by which the stream advances."""
     sums = []
     for number in range(len(stream.offset_log)):
         topics = stream.position(number)["topics"].values()

@@ -41,7 +41,9 @@ def java_zstd(data: bytes, *, content_size: bool = False, checksum: bool = False
 
 
 def flushed_zstd(pieces: list[bytes]) -> bytes:
-    """Returns one frame with a block per piece, like a producer that flushes each record."""
+    """Returns one zstd frame with a block for each of `pieces`, like a producer that flushes after
+    each record.
+    """
     stream = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     return b"".join(
         [

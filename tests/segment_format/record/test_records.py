@@ -1,6 +1,5 @@
-"""Checks that records are validated like in Kafka's consumer.
-
-Also checks that invalid input raises only errors of `segment_format`.
+"""Checks that records are validated in the same way as by Kafka's consumer, and that invalid input
+raises only errors of `segment_format`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ def build_small_log(segments: int = 3) -> LogBuilder:
 
 
 def write_checkpoint(root: Path, name: str, **marks: int) -> None:
-    """Writes a checkpoint file. For example, `orders_1=7` writes offset 7 of partition orders-1."""
+    """Writes a checkpoint file. For example, `orders_1=7` adds an entry for partition orders-1 with
+    offset 7.
+    """
     lines = [f"{key.replace('_', ' ')} {offset}" for key, offset in marks.items()]
     (root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 

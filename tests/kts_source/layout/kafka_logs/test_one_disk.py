@@ -162,8 +162,8 @@ def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_pat
 
 @pytest.mark.parametrize("missing", ["", "index", "snapshot"])
 def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing: str) -> None:
-    """Planning parses the log that contains the high watermark, and the logs that lack a side file.
-    In other logs, only the read detects the damage.
+    """Planning parses only the log that contains the high watermark, and logs without a side file.
+    In other logs, the damage is detected when they are read.
     """
     for number in range(len(LOG.segments)):
         root = tmp_path / str(number)
