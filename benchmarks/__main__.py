@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part in PARTS:
             if part in wanted:
                 _run(part, bench)
-                about["others"] = bench.others
+                about["others"] = bench.versions
                 # Writes after every part, so that an interrupted run keeps its results.
                 write_json(report, about, path, quick=options.quick)
     finally:

@@ -52,7 +52,7 @@ class Alone:
     plain: float
 
     @property
-    def added(self) -> float:
+    def total(self) -> float:
         """Returns the sum of all stages, without the transfer of rows to Spark."""
         return self.codec + self.chunk + self.decrypt + self.plain
 

@@ -151,7 +151,7 @@ class Bench:
         return time.monotonic() - self._began > limit
 
     @property
-    def others(self) -> dict[str, str]:
+    def versions(self) -> dict[str, str]:
         """Returns each session's Spark version and the broker's Kafka version, by name."""
         versions = {name: session.spark_version for name, session in self._sessions.items()}
         if self._broker is not None:

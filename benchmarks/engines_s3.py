@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from benchmarks.tiers import Tier
 
 _FAR: Final = (0.06, 90e6)
-_AT_A_TIME: Final = 16
+_CONCURRENT_REQUESTS: Final = 16
 """Number of concurrent 8 MiB requests that the defaults of `prefetchBytes` and
 `maxConcurrentRequests` allow.
 """
-_OF_GOALS: Final = "1 KB"
+_SIZE_WITH_GOALS: Final = "1 KB"
 """Label of the record size that has goals. Smaller records have none, because they need more
 processor time per gigabyte for reasons other than the store.
 """
@@ -77,7 +77,9 @@ def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
     )
     name = f"S3 on loopback, {label}, processor time of the client, decoding included"
     cost = costs["own"]
-    goal = at_most(name, cost, "s/GB", 0.85) if label == _OF_GOALS else Row(name, cost, "s/GB")
+    goal = (
+        at_most(name, cost, "s/GB", 0.85) if label == _SIZE_WITH_GOALS else Row(name, cost, "s/GB")
+    )
     return [
         goal.noted(
             f"one thread, versitygw, {1 / speeds['own']:.2f} GB/s; by s3fs"
@@ -204,7 +206,7 @@ def _read(
         return len(store.get_range(*wanted))
 
     began, own = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
         assert sum(pool.map(size, ranges)) == sum(stop - start for _, start, stop in ranges)
     return time.perf_counter() - began, time.process_time() - own
 
@@ -225,7 +227,7 @@ def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[fl
         async def in_turn() -> int:
             return sum([await one(*wanted) for wanted in waiting])
 
-        return sum(await asyncio.gather(*(in_turn() for _ in range(_AT_A_TIME))))
+        return sum(await asyncio.gather(*(in_turn() for _ in range(_CONCURRENT_REQUESTS))))
 
     began, own = time.perf_counter(), time.process_time()
     assert asyncio.run(every()) == sum(stop - start for _, start, stop in ranges)

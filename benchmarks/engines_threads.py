@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kts_source.engines.scan import Scan
     from kts_source.read.task import ScanTask
 
-_SITTINGS: Final = 4
+_PROCESS_STARTS: Final = 4
 """Number of times that the processes of each contestant are started. The speed of a process varies
 by some per cent with its memory layout, which stays the same until it ends.
 """
@@ -57,7 +57,7 @@ def thread_rows(tier: Tier, label: str, rounds: int) -> list[Row]:
         "processes that decode": decodes,
     }
     times = Times({name: [] for name in contestants})
-    for _ in range(_SITTINGS):
+    for _ in range(_PROCESS_STARTS):
         with ExitStack() as running:
             actions = {
                 name: running.enter_context(_Processes(works)).run

@@ -66,17 +66,17 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
     wire = pace[0] + FIRST_REQUEST_BYTES / pace[1]
     rows = []
     for module, run in runs.items():
-        none = statistics.median(run.of_nothing)
+        none = statistics.median(run.of_prebuilt_rows)
         seconds_by_worker = {
             "a new worker of": run.seconds,
-            "a worker that has read before of": run.read_before,
+            "a worker that has read before of": run.in_used_worker,
         }
         rows.append(Row(f"limit(10) of a Python source that has its rows, {module}", none, "s"))
         for worker, seconds in seconds_by_worker.items():
             ours = statistics.median(seconds)
             title = f"{name}, after planning, {worker} {module}"
             # A worker that Spark's own daemon has just forked has nothing loaded.
-            is_warm = module == _OUR_DAEMON or seconds is run.read_before
+            is_warm = module == _OUR_DAEMON or seconds is run.in_used_worker
             row = at_most(title, ours, "s", 0.8) if is_warm else Row(title, ours, "s")
             rows.append(
                 row.noted(
@@ -92,15 +92,15 @@ class _Runs(NamedTuple):
     """Measured runs of one session, without the first run of each kind, which includes planning.
 
     Attributes:
-        of_nothing: Seconds of a query of prebuilt rows, in a new worker.
+        of_prebuilt_rows: Seconds of a query of prebuilt rows, in a new worker.
         seconds: Seconds of a query of this library, in a new worker.
-        read_before: Seconds of a query of this library, in a worker that has already run a query.
+        in_used_worker: Seconds of a query of this library, in a worker that already ran a query.
         touched: Bytes that this library read.
     """
 
-    of_nothing: list[float]
+    of_prebuilt_rows: list[float]
     seconds: list[float]
-    read_before: list[float]
+    in_used_worker: list[float]
     touched: list[int]
 
 

@@ -154,16 +154,18 @@ def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> I
         fill(cluster.bootstrap, PLAIN, count, VALUE_BYTES)
         fill(cluster.bootstrap, ZSTD, count, VALUE_BYTES, compression_type="zstd")
         say("hot broker: records are written")
-        _open_at_the_border(cluster.bootstrap, many)
+        _write_across_tier_end(cluster.bootstrap, many)
         stops = {ZSTD: dict.fromkeys(range(PARTITIONS), count // PARTITIONS)}
-        stops[PLAIN] = {number: _tiered(cluster, PLAIN, number) for number in range(PARTITIONS)}
+        stops[PLAIN] = {
+            number: _wait_tiered(cluster, PLAIN, number) for number in range(PARTITIONS)
+        }
         for number in range(many):
-            _tiered(cluster, MANY, number)
+            _wait_tiered(cluster, MANY, number)
         say("hot broker: closed segments are in the tier")
         yield HotCluster(cluster, certificates.authority, stops, many)
 
 
-def _tiered(cluster: Cluster, topic: str, number: int) -> int:
+def _wait_tiered(cluster: Cluster, topic: str, number: int) -> int:
     """Waits until all closed segments of a partition are in the tier. Returns the end offset of the
     tier.
     """
@@ -172,7 +174,7 @@ def _tiered(cluster: Cluster, topic: str, number: int) -> int:
     return bases[-1]
 
 
-def _open_at_the_border(bootstrap: str, partitions: int) -> None:
+def _write_across_tier_end(bootstrap: str, partitions: int) -> None:
     """Writes records to all partitions of topic `many`, so that some transactions begin before the
     end of the tier and end after it.
 

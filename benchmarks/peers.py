@@ -66,7 +66,7 @@ def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
 
 def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name)
-    bounds = _prebuilt(bench, broker, topic, DEFAULT_COLUMNS, _tasks(ours))
+    bounds = _bound_queries(bench, broker, topic, DEFAULT_COLUMNS, _tasks(ours))
     pid = broker.broker.pid
     parquet = bench.folder() / topic.name
     bench.run(
@@ -167,7 +167,7 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
     return rows
 
 
-def _prebuilt(
+def _bound_queries(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
     """Returns queries of prebuilt batches, which are the upper bounds of the comparison, by name.
@@ -213,7 +213,7 @@ def _speeds(name: str, records: int, timings: Timings) -> list[Row]:
 
 def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name, options={"columns": "value"})
-    bounds = _prebuilt(bench, broker, topic, ("value",), _tasks(ours))
+    bounds = _bound_queries(bench, broker, topic, ("value",), _tasks(ours))
     timings = bench.in_turns(
         {
             "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name, select=("value",))),

@@ -188,7 +188,7 @@ def _one(
     elif workload.columns == DEFAULT_COLUMNS:
         rows.append(Row(name, share, "×"))
     if workload.goal == "additive":
-        added = bound.processor / bound_rows + alone.added
+        added = bound.processor / bound_rows + alone.total
         used = mine.processor / tier.records
         parts = {
             "used": used,

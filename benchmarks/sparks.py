@@ -98,7 +98,7 @@ class CeilingReader(DataSourceReader):
         """Yields the prebuilt batch until the task has returned its rows."""
         rows, logs = partition.value
         value_bytes = int(self._options["valuebytes"])
-        values, batch = _values(value_bytes), _prebuilt(tuple(self._columns), value_bytes)
+        values, batch = _values(value_bytes), _prebuilt_batch(tuple(self._columns), value_bytes)
         batch_size = batch.num_rows
         libraries = None
         if logs:
@@ -120,7 +120,7 @@ def _values(value_bytes: int) -> memoryview:
 
 
 @functools.cache
-def _prebuilt(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
+def _prebuilt_batch(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
     count = batch_rows(value_bytes)
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(value_bytes)
     values = [None, pa.py_buffer(ends), pa.py_buffer(_values(value_bytes))]

@@ -64,12 +64,12 @@ def run(bench: Bench) -> list[Row]:
     """
     bench.need("java", "mvn")
     folder = bench.folder()
-    avro, of_json = _forms(folder, quick=bench.quick)
-    with _broker(bench, folder, (avro, of_json)) as broker:
+    avro_form, json_form = _forms(folder, quick=bench.quick)
+    with _broker(bench, folder, (avro_form, json_form)) as broker:
         return [
-            *_queried(bench, broker, avro),
-            *_queried(bench, broker, of_json),
-            *_exported(bench, broker, avro),
+            *_queried(bench, broker, avro_form),
+            *_queried(bench, broker, json_form),
+            *_exported(bench, broker, avro_form),
         ]
 
 
@@ -83,13 +83,13 @@ def _forms(folder: Path, *, quick: bool) -> tuple[_Form, _Form]:
         "value.schema": schema,
         "value.schema-registry.url": str(schemas),
     }
-    avro_there = f"from_avro(substring(value, {len(_HEADER) + 1}), '{schema}', map())"
-    json_there = f"from_json(CAST(value AS STRING), '{DDL}')"
+    spark_from_avro = f"from_avro(substring(value, {len(_HEADER) + 1}), '{schema}', map())"
+    spark_from_json = f"from_json(CAST(value AS STRING), '{DDL}')"
     as_json = {"value.format": "json", "value.schema": DDL}
     times = 1 if quick else 15
     return (
-        _Form("avro", 600_000 * times, avro, avro_there, "from_avro", 6),
-        _Form("json", 300_000 * times, as_json, json_there, "from_json", 5),
+        _Form("avro", 600_000 * times, avro, spark_from_avro, "from_avro", 6),
+        _Form("json", 300_000 * times, as_json, spark_from_json, "from_json", 5),
     )
 
 

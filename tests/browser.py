@@ -124,7 +124,7 @@ class Browser:
         """Moves the mouse to a position in the visible area, in pixels from its top left corner."""
         await self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    async def look(self, **features: str) -> None:
+    async def emulate_media(self, **features: str) -> None:
         """Emulates CSS media features, such as `prefers_color_scheme="dark"`."""
         media_features = [
             {"name": n.replace("_", "-"), "value": value} for n, value in features.items()

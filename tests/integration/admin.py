@@ -103,7 +103,7 @@ class Admin:
         replica_nodes: tuple[int, ...],
         version: str,
     ) -> None:
-        self._tiered = _tiered(version)
+        self._tiered = _tiered_settings(version)
         self._bootstraps = bootstraps
         self._class_path = class_path
         self._folder = folder
@@ -382,7 +382,7 @@ class Admin:
             future.result(WAIT_SECONDS)
 
 
-def _tiered(version: str) -> dict[str, str]:
+def _tiered_settings(version: str) -> dict[str, str]:
     """Returns the topic settings in `TIERED`, with the names that Kafka `version` uses.
 
     Before 4.0, Kafka has `segment.bytes` instead of `internal.segment.bytes`."""

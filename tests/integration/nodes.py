@@ -159,7 +159,7 @@ class Node:
         path = self.logs / name
         return parse_offset_checkpoint(path.read_bytes()) if path.exists() else {}
 
-    def log_end(self) -> str:
+    def last_log_lines(self) -> str:
         """Returns the last lines of the node's log file, for error messages."""
         return f"node {self.number}:\n{self._log.read_text(errors='replace')[-LOG_CHARS:]}"
 

@@ -36,7 +36,7 @@ def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) 
             if (
                 message is None
             ):  # librdkafka reports no EOF if the log start is the last stable offset
-                pending -= _without_more_rows(consumer, broker, pending, ends, level)
+                pending -= _assert_all_received(consumer, broker, pending, ends, level)
                 continue
             pair = (str(message.topic()), int(message.partition() or 0))
             error = message.error()
@@ -54,7 +54,7 @@ def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) 
     return sorted(rows, key=lambda row: row[:3])
 
 
-def _without_more_rows(
+def _assert_all_received(
     consumer: Consumer,
     broker: Broker,
     silent: set[tuple[str, int]],

@@ -169,7 +169,7 @@ def test_scan_with_option_tail_false_ends_where_the_tier_ends(
     )
 
 
-def test_scan_starts_at_first_record_not_older_than_starting_timestamp(
+def test_scan_starts_at_first_record_at_or_after_starting_timestamp(
     world: tuple[Broker, TierFacts],
 ) -> None:
     broker, facts = world
@@ -203,7 +203,7 @@ def test_scan_after_delete_records_starts_at_log_start(world: tuple[Broker, Tier
         make_plan({**options, "startingOffsets": '{"plain":{"2":5}}'})
 
 
-def test_stored_plan_returns_same_rows_until_planned_rows_are_deleted(
+def test_stored_plan_returns_planned_rows_until_they_are_deleted(
     world: tuple[Broker, TierFacts], tmp_path: Path
 ) -> None:
     broker, facts = world

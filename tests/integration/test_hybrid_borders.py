@@ -62,7 +62,7 @@ def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
         _open(filler, first, partition)
         _roll(cluster, filler, partition)
         end(30)
-        facts = _tiered(cluster, partition)
+        facts = _wait_tiered(cluster, partition)
         assert facts.tiered < facts.last_stable == facts.latest
 
     # The marker is after the last stable offset, because another transaction is open.
@@ -72,7 +72,7 @@ def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
         second_start = cluster.admin.offsets(TOPIC, partition).latest
         _open(filler, second, partition)
         end(30)
-        facts = _tiered(cluster, partition, second_start)
+        facts = _wait_tiered(cluster, partition, second_start)
         assert facts.tiered <= facts.last_stable < facts.latest
         _check(cluster, partition, tmp_path)
         second.abort_transaction(30)
@@ -88,7 +88,7 @@ def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
         second.produce(TOPIC, b"r" * 19_900, partition=partition)
         assert second.flush(30) == 0
         end(30)
-        facts = _tiered(cluster, partition, second_start)
+        facts = _wait_tiered(cluster, partition, second_start)
         assert facts.tiered == facts.last_stable < facts.latest
         _check(cluster, partition, tmp_path)
         second.commit_transaction(30)
@@ -273,7 +273,7 @@ def _fill_up(cluster: Cluster, filler: Filler, partition: int) -> None:
     filler.send(filler.plain("none"), TOPIC, partition, 40)
 
 
-def _tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
+def _wait_tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
     """Waits until the tier has all segments that the broker can copy; returns the partition's
     offsets.
 

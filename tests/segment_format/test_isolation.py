@@ -107,7 +107,7 @@ def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[li
 
 
 @every_log
-def test_read_committed_full_log_matches_kafka_consumer(log: Log) -> None:
+def test_read_committed_of_full_log_matches_kafka_consumer(log: Log) -> None:
     tier = log.segments
 
     delivered, end = read_committed(tier, tier[0].base_offset, tier[-1].next_offset)

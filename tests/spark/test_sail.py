@@ -64,7 +64,9 @@ def sail() -> Iterator[SparkSession]:
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_topic_returns_expected_rows(sail: SparkSession, topic: str, level: IsolationLevel) -> None:
+def test_scan_of_topic_returns_expected_rows(
+    sail: SparkSession, topic: str, level: IsolationLevel
+) -> None:
     options = tier_options(topic, isolationLevel=level, includeHeaders="true")
     frame = sail.read.format("tiered-kafka").options(**options).load()
     expected = expected_table(topic, level)

@@ -54,7 +54,7 @@ def through_spark(error: Exception) -> None:
         CorruptSegmentError("bad\nbytes: {}", topic="t", partition=3, offset=7, position=9),
     ],
 )
-def test_original_error_keeps_class_and_attributes(error: TieredKafkaError) -> None:
+def test_task_error_keeps_class_and_attributes_on_the_driver(error: TieredKafkaError) -> None:
     with pytest.raises(type(error)) as caught:
         through_spark(error)
     assert str(caught.value) == str(error)
@@ -80,7 +80,7 @@ def test_subclass_of_another_package_becomes_its_base_class() -> None:
     assert type(caught.value) is TransformError
 
 
-def test_other_errors_stay_unchanged() -> None:
+def test_error_of_foreign_class_stays_a_runtime_error() -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         through_spark(ZeroDivisionError())
 

@@ -267,7 +267,7 @@ def test_audit_with_damaged_checkpoint_separates_transactions_of_two_branches() 
     assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_audits_of_two_regression_histories_call_no_lossy_partition_complete() -> None:
+def test_audits_of_two_histories_never_call_a_partition_with_losses_complete() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))

@@ -403,7 +403,7 @@ def test_message_set_that_crosses_range_end_is_read_after_empty_responses(
     assert offsets == list(range(15))
 
 
-def test_begins_at_or_after_compares_the_first_offset_of_a_message_set() -> None:
+def test_begins_at_or_after_returns_true_only_up_to_the_first_offset() -> None:
     records = [SimpleRecord(b"v", timestamp=number) for number in range(3)]
     batch = LogBuilder()
     batch.append(records)

@@ -284,7 +284,7 @@ def test_aws_profile_provides_credentials_and_region() -> None:
 
 
 @pytest.mark.usefixtures("no_aws")
-def test_aws_without_credentials_or_region_raises_broker_error(
+def test_aws_login_without_credentials_or_region_raises_broker_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(BrokerError, match="no AWS credentials"):
@@ -297,7 +297,7 @@ def test_aws_without_credentials_or_region_raises_broker_error(
         start_login("AWS_MSK_IAM", AwsCredentials(""), "b1")
 
 
-def test_kerberos_without_gssapi_package_names_the_package(
+def test_error_of_kerberos_login_without_gssapi_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", None)

@@ -189,7 +189,7 @@ def test_export_of_new_partition_without_its_first_records_raises(
     assert lake.export(tier.options).commits == 0
 
 
-def test_interrupted_first_run_continues_partitions_that_start_above_zero(
+def test_run_after_interrupted_first_run_exports_partition_that_starts_above_zero(
     lake: Lake, tmp_path: Path
 ) -> None:
     tier = Elections(tmp_path / "tier")

@@ -41,7 +41,7 @@ def test_stored_condition_is_shown_as_its_sql(sql: str) -> None:
     assert parse_predicate(shown, None) == parse_predicate(sql, None)
 
 
-def test_unknown_text_is_shown_unchanged() -> None:
+def test_condition_with_unknown_operator_is_shown_unchanged() -> None:
     assert where_sql("Compare(op=<Op.XX: 'x'>)") == "Compare(op=<Op.XX: 'x'>)"
 
 

@@ -278,8 +278,8 @@ class Reading:
                 # transaction index is damaged, a read needs snapshots, even if the range ends in
                 # the segment of the index.
                 may = may or bool(truth.missing and truth.spoiled & {"snapshot", "txnindex"})
-                may_here, must_here = truth.lost_outcomes(start, stop)
-                may, must = may or may_here, must or must_here
+                may_fail, must_fail = truth.lost_outcomes(start, stop)
+                may, must = may or may_fail, must or must_fail
         return may, must
 
     def _check_names(self, error: DataLossError, ranges: Mapping[int, Range]) -> None:

@@ -239,7 +239,7 @@ def test_shortened_history_has_no_unneeded_steps() -> None:
         assert [step.kind for step in shortened(history, fails).steps] == ["roll", "upload"]
 
 
-def test_history_reproduces_same_tier() -> None:
+def test_two_runs_of_a_history_build_equal_tiers() -> None:
     history = random_history(random.Random(2))
     first, second = World(history), World(history)
     assert first.store

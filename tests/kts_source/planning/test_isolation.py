@@ -159,7 +159,7 @@ def find_undecided_start(log: GoldenLog, stop: int) -> int:
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
-def test_tier_with_lost_side_files_returns_committed_offsets_at_any_length(
+def test_read_of_tier_with_lost_side_files_returns_committed_offsets(
     number: int, lost: str
 ) -> None:
     log = load_golden_logs()[number]

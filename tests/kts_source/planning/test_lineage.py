@@ -81,7 +81,7 @@ def test_usable_range_ignores_epochs_outside_segment(
     st.lists(st.integers(1, 30), min_size=1, max_size=4),
     st.data(),
 )
-def test_partition_log_accepts_clipped_and_unclipped_epoch_starts_in_manifests(
+def test_partition_log_accepts_first_epoch_that_starts_at_or_before_its_segment(
     sizes: list[int], epoch_sizes: list[int], data: st.DataObject
 ) -> None:
     starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]

@@ -125,7 +125,7 @@ def test_page_supports_search_keyboard_and_mouse(tmp_path: Path) -> None:
 def test_page_uses_dark_and_print_styles(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         light = await tab.screenshot()
-        await tab.look(prefers_color_scheme="dark")
+        await tab.emulate_media(prefers_color_scheme="dark")
         assert await tab.screenshot() != light
         paper = "getComputedStyle(document.documentElement).getPropertyValue('--page').trim()"
         assert await tab.run(paper) == "#12161c"

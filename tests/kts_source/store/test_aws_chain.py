@@ -344,7 +344,7 @@ def test_missing_credentials_error_names_the_options(
     assert server.seen == []
 
 
-def test_wrong_clock_is_reported(
+def test_response_about_wrong_clock_raises_access_denied_error(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")

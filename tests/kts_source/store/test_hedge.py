@@ -87,7 +87,7 @@ def test_failure_of_both_requests_raises_error(attempts: Attempts) -> None:
             answer.result(10)
 
 
-def test_success_is_returned_if_the_other_request_fails_at_the_same_time() -> None:
+def test_response_is_returned_if_another_request_fails_at_the_same_time() -> None:
     for _ in range(20):
         calls, both = list[int](), threading.Barrier(2)
 

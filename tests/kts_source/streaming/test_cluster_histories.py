@@ -246,16 +246,16 @@ def _simple(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ThreadPoolExecutor", InTurn)
 
 
-def test_random_histories_return_each_row_once() -> None:
+def test_streams_over_random_histories_return_each_row_once() -> None:
     outcomes = run(range(25))
     assert outcomes["all rows"] > 5, outcomes
 
 
-def test_history_with_one_tiered_partition_returns_all_rows() -> None:
+def test_stream_over_history_with_one_tiered_partition_returns_all_rows() -> None:
     # A batch must be readable even if the tier has no segment of its partition, only of another.
     assert run(["f-122"])["all rows"] == 1
 
 
 @pytest.mark.fuzz
-def test_new_random_histories_return_each_row_once() -> None:
+def test_streams_over_new_random_histories_return_each_row_once() -> None:
     assert run(new_seeds(seconds=40)).total() > 20

@@ -55,7 +55,7 @@ def start_hybrid_stream(brokers: FakeCluster, tier: Path, **options: str) -> Che
     return start_stream(brokers, path=str(tier), minListingIntervalMs="0", **options)
 
 
-def test_tiered_segments_of_previous_topic_id_are_read_first(
+def test_tiered_segments_of_deleted_topic_are_read_before_recreated_topic(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     _, previous_id = create_topic(brokers, tmp_path, 3)
@@ -76,7 +76,7 @@ def test_tiered_segments_of_previous_topic_id_are_read_first(
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
-def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
+def test_replayed_batch_of_deleted_topic_has_no_rows_of_recreated_topic(
     brokers: FakeCluster, tmp_path: Path, is_tiered: bool
 ) -> None:
     """The batch must not contain rows of the recreated topic."""
@@ -99,7 +99,7 @@ def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
     lenient.close()
 
 
-def test_batch_is_replayed_if_option_topic_id_has_previous_id(
+def test_batch_is_replayed_if_option_topic_id_is_that_of_the_deleted_topic(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     """The option `topicId` has the id of the deleted topic, and the cluster has the id of the
@@ -205,7 +205,7 @@ def test_topic_recreated_while_stream_waits_for_a_hole_is_detected(
     stream.close()
 
 
-def test_hole_of_the_previous_topic_id_is_read_after_it_is_filled(
+def test_hole_in_deleted_topic_is_read_after_it_is_filled(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     create_topic(brokers, tmp_path, 3)

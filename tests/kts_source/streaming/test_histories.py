@@ -378,7 +378,7 @@ def run(
     return outcomes
 
 
-def test_random_histories_return_each_row_once() -> None:
+def test_streams_over_random_histories_return_each_row_once() -> None:
     outcomes = run(range(60))
     assert outcomes["all rows"] > 10, outcomes
     assert outcomes["DataLossError"] + outcomes["OffsetOutOfRangeError"] > 5, outcomes
@@ -401,7 +401,7 @@ def test_index_damaged_between_batches_loses_no_row() -> None:
     assert [offset for (_, offset), _ in history_stream.rows] == list(range(18))
 
 
-def test_regression_history_returns_each_row_once() -> None:
+def test_stream_over_earlier_failing_history_returns_each_row_once() -> None:
     assert run(["4089210482-1472"]).total() == 1
 
 
@@ -413,12 +413,12 @@ def with_two_ids(seeds: Iterable[object]) -> Iterator[object]:
             yield seed
 
 
-def test_random_histories_with_data_loss_allowed_return_no_row_twice() -> None:
+def test_streams_that_allow_data_loss_return_no_row_twice() -> None:
     outcomes = run(islice(with_two_ids(range(1000)), 30), check_lenient)
     assert outcomes["2 topic ids"] > 0, outcomes
 
 
 @pytest.mark.fuzz
-def test_new_random_histories_return_each_row_once() -> None:
+def test_streams_over_new_random_histories_return_each_row_once() -> None:
     assert run(new_seeds(seconds=30)).total() > 20
     assert run(with_two_ids(new_seeds(seconds=20)), check_lenient).total() > 0

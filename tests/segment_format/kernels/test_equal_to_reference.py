@@ -103,7 +103,7 @@ def test_decoder_matches_reference_on_broker_segments() -> None:
     assert total > 50_000
 
 
-def test_rows_match_kafka_consumer() -> None:
+def test_rows_of_topic_codecs_match_kafka_consumer() -> None:
     """Compares the rows of topic `codecs` with the rows that Kafka's consumer read."""
     table = pq.read_table(LOCAL_TIER / "expected" / "codecs.parquet")
     table = table.filter(table["in_tier"])

@@ -146,7 +146,7 @@ def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0)
     return int.from_bytes(encoded, "big")
 
 
-def test_wrong_padding_raises() -> None:
+def test_data_key_with_wrong_padding_raises() -> None:
     def opened(block: int) -> bytes:
         public = VECTOR_KEY.public_key
         ciphertext = pow(block, public.public_exponent, public.modulus).to_bytes(256, "big")

@@ -116,7 +116,7 @@ def sample(size: int, seed: int = 1) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 100, 16 << 10, 300_000, 5 << 20])
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_content_round_trips(name: str, size: int) -> None:
+def test_compressed_content_round_trips(name: str, size: int) -> None:
     codec, compress = COMPRESSORS[name]
     data = sample(size)
 

@@ -332,7 +332,7 @@ def test_records_round_trip(records: list[Record]) -> None:
         assert decoded.headers == record.headers
 
 
-def test_damaged_fields_outside_crc_do_not_hide_a_batch() -> None:
+def test_batch_with_damaged_fields_outside_crc_decodes() -> None:
     """The CRC does not cover the leader epoch, because followers rewrite it."""
     batch = bytearray(record_set("v2-none-createtime"))
     struct.pack_into(">i", batch, 12, -1)

@@ -76,7 +76,7 @@ def test_many_random_values_match_oracle() -> None:
         check_random(Random(seed + number))
 
 
-def test_every_truncation_matches_oracle() -> None:
+def test_truncated_values_match_oracle() -> None:
     assert check(SAMPLE_TYPE, [SAMPLE[:size] for size in range(len(SAMPLE) + 1)]) == len(SAMPLE)
 
 
