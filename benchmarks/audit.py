@@ -94,7 +94,7 @@ def _audit(tier: Tier) -> Callable[[], object]:
     def run() -> None:
         report = kts_source.audit(tier.options, level="bytes")
         if report.records != tier.records:
-            raise AssertionError(f"{report.records} records of {tier.records}")
+            raise AssertionError(f"the audit read {report.records} of {tier.records} records")
 
     return run
 
@@ -173,7 +173,7 @@ def measure(partitions: int, state: str) -> Measured:
     report = kts_source.audit(options, store=tier, now_ms=_NOW_MS, state=state)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     if report.findings or len(report.partitions) != partitions:
-        raise AssertionError(f"{len(report.findings)} findings")
+        raise AssertionError(f"the audit of a healthy tier has {len(report.findings)} findings")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     counters = tier.counters
     return Measured(wall, processor, counters.requests, counters.list_requests, grown)

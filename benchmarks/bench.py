@@ -211,13 +211,17 @@ class Bench:
     @staticmethod
     def _sail() -> Session:
         if not SAIL.exists():
-            raise SkippedError(f"no {SAIL.parents[1].name}: run .ci/engines_env first")
+            raise SkippedError(
+                f"environment {SAIL.parents[1].name} is missing: run .ci/engines_env"
+            )
         return Session(SAIL, on_sail=True)
 
     def _oldest(self) -> Session:
         self.need("java", "mvn")
         if not OLDEST.exists():
-            raise SkippedError(f"no {OLDEST.parents[1].name}: run .ci/spark_env first")
+            raise SkippedError(
+                f"environment {OLDEST.parents[1].name} is missing: run .ci/spark_env"
+            )
         from tests.integration.kafka_jars import spark_avro_jars, spark_kafka_jars
 
         return Session(OLDEST, jars=tuple({*spark_kafka_jars(), *spark_avro_jars()}))
@@ -227,7 +231,7 @@ class Bench:
         """Raises `SkippedError` if a program is missing."""
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
-            raise SkippedError(f"not on PATH: {', '.join(missing)}")
+            raise SkippedError(f"programs missing on PATH: {', '.join(missing)}")
 
 
 def ceiling(

@@ -260,7 +260,7 @@ def fill_with(
         if number % 1000 == 0:
             producer.poll(0)
     if producer.flush(300):
-        raise TimeoutError(f"the broker did not take all of {topic}")
+        raise TimeoutError(f"the broker did not acknowledge all records of {topic}")
 
 
 def _fill_with_aborts(bootstrap: str, count: int) -> None:

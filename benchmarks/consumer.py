@@ -30,7 +30,7 @@ rows = 0
 while rows < most:
     found = [m for m in consumer.consume(10_000, 30) if m.error() is None]
     if not found:
-        raise SystemExit("nothing came")
+        raise SystemExit("the consumer received no records")
     if wall is None:  # connections and the first fetch are not what is measured
         wall, processor = time.perf_counter(), time.process_time()
         most -= len(found)

@@ -71,7 +71,7 @@ def _decode(log: LogBytes, columns: Sequence[str] = RECORD_COLUMNS) -> None:
     for batch in iter_arrow(log.data, columns=columns):
         rows += batch.num_rows
     if rows != log.records:
-        raise AssertionError(f"{rows} rows of {log.records} records")
+        raise AssertionError(f"decoded {rows} of {log.records} records")
 
 
 def _copying(log: LogBytes) -> Callable[[], object]:
@@ -89,7 +89,7 @@ def _aiokafka(data: bytes) -> int:
     records = MemoryRecords(data)
     while (batch := records.next_batch()) is not None:
         if not batch.validate_crc():
-            raise AssertionError("CRC")
+            raise AssertionError("a batch has a wrong CRC")
         for record in batch:
             key.append(record.key)
             value.append(record.value)

@@ -116,7 +116,7 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
     """
     program = server_program()
     if program is None:
-        raise SkippedError("no versitygw: make bench builds it where Go is installed")
+        raise SkippedError("versitygw is missing: install Go, then run `make bench`")
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory())
         port, _ = stack.enter_context(gateway(program, Path(root)))
@@ -197,8 +197,8 @@ def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
 def _read(
     options: Mapping[str, str], ranges: Sequence[tuple[str, int, int]]
 ) -> tuple[float, float]:
-    """Sends the requests of a scan, with the concurrency of a scan, without decoding the responses.
-    Returns wall seconds and processor seconds.
+    """Sends the same requests as a scan, with the same concurrency, but does not decode the
+    responses. Returns wall seconds and processor seconds.
     """
     store = open_store(f"s3://{BUCKET}", storage_options_from(options))
 

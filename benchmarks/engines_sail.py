@@ -77,7 +77,7 @@ def _same_rows(bench: Bench, contestants: Mapping[str, Contestant], records: int
     for name, contestant in contestants.items():
         row_count = bench.run(contestant).rows
         if row_count != records:
-            raise AssertionError(f"{name}: {row_count} rows of {records}")
+            raise AssertionError(f"{name} returned {row_count} of {records} rows")
 
 
 def _speeds(timings: Mapping[str, Timings], records: int, label: str) -> list[Row]:

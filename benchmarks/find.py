@@ -85,7 +85,7 @@ def _decoding(log: UniformBatches, keys: KeySet | None) -> Callable[[], object]:
             pass
         counters = decoder.counters
         if counters.records + counters.records_skipped_key != log.next_offset:
-            raise AssertionError(f"{counters} of {log.next_offset} records")
+            raise AssertionError(f"decoded {counters} of {log.next_offset} records")
 
     return decode
 
@@ -154,4 +154,4 @@ def write_segments(root: str, segments: int) -> None:
 
 def _check(rows: int, wanted: int) -> None:
     if rows != wanted:
-        raise AssertionError(f"{rows} rows, not {wanted}")
+        raise AssertionError(f"the search returned {rows} rows instead of {wanted}")

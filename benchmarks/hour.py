@@ -51,7 +51,7 @@ def hour_rows(bench: Bench) -> list[Row]:
     run = bench.run(Contestant(NEWEST_SPARK, query))
     expected = _PIECES_AN_HOUR * _PIECE_BATCHES * _BATCH_RECORDS
     if run.rows != expected:
-        raise AssertionError(f"{run.rows} rows of {expected} in the hour")
+        raise AssertionError(f"the query returned {run.rows} of {expected} rows of the hour")
     fetched = float(summary(str(folder)).total["bytes"])
     needed = _chunks_of_hour(start)
     return [

@@ -205,7 +205,7 @@ def _write_across_tier_end(bootstrap: str, partitions: int) -> None:
         # Sends a separate batch, so that the segment rolls within the transaction.
         for producer in (plain, *transactions):
             if producer.flush(120):
-                raise TimeoutError("the broker did not take all records")
+                raise TimeoutError("the broker did not acknowledge all records")
     commit, abort = transactions
     commit.commit_transaction(60)
     abort.abort_transaction(60)

@@ -36,7 +36,7 @@ def run(*, quick: bool) -> list[Row]:
         for batch in batches:
             live.add(parse_metadata_columns(batch))
         if len(live.segments(_FINISHED)) != segments:
-            raise AssertionError("segments were lost")
+            raise AssertionError("the live segments are incomplete")
 
     columns, both, readable = best_seconds(
         lambda: [parse_metadata_columns(batch) for batch in batches],

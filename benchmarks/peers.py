@@ -61,7 +61,9 @@ def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
     for name, contestant in contestants.items():
         row_count = bench.run(contestant).rows
         if row_count != topic.records:
-            raise AssertionError(f"{name}: {row_count} rows of {topic.records} in {topic.name}")
+            raise AssertionError(
+                f"{name} returned {row_count} of {topic.records} rows of {topic.name}"
+            )
 
 
 def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
@@ -170,9 +172,9 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
 def _bound_queries(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Returns queries of prebuilt batches, which are the upper bounds of the comparison, by name.
-    `ceiling` returns only the batches. `libraries`, in a full run, also processes the logs of
-    the topic with libraries.
+    """Returns the queries whose speed is the upper bound of the comparison, by name. `ceiling`
+    returns prebuilt batches. `libraries`, which is missing in a quick run, also processes the
+    topic's logs with libraries.
     """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
@@ -264,7 +266,7 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     timings = bench.in_turns(contestants, repeats=1 if bench.quick else 3)
     counts = {name: timings[name].runs[0].rows for name in ("filter", "bounds", "ours")}
     if len(set(counts.values())) != 1 or not counts["ours"]:
-        raise AssertionError(f"rows of the hour: {counts}")
+        raise AssertionError(f"the queries of the hour return different row counts: {counts}")
     label = "one hour of 30 days, count(*)"
     options = "Spark's Kafka source with its timestamp options"
     bound = (

@@ -318,7 +318,7 @@ def _sink(frame: DataFrame, query: Query) -> int:
             writer = frame.write.mode("overwrite").option("compression", "zstd")
             writer.option(ZSTD_LEVEL_OPTION, str(ZSTD_LEVEL)).parquet(query.target)
         case _:
-            raise ValueError(query.sink)
+            raise ValueError(f"unknown sink: {query.sink}")
     return 0
 
 

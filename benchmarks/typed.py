@@ -146,7 +146,7 @@ def _compared(
         ]
 
     if not pa.chunked_array(ours()).equals(pa.chunked_array(theirs())):
-        raise AssertionError(f"{name}: other rows than fastavro's")
+        raise AssertionError(f"{name}: this library and fastavro return different rows")
     mine, other = best_seconds(ours, theirs, repeats=repeats)
     size = sum(map(len, values)) / len(values)
     rate = len(values) / mine / _MEGA

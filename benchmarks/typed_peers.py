@@ -230,4 +230,4 @@ def _same(bench: Bench, *queries: Query) -> None:
         bench.run(Contestant(SPARK_4_0, replace(query, sink="number"))).rows for query in queries
     ]
     if len(set(sums)) != 1 or not sums[0]:
-        raise AssertionError(f"sums: {sums}")
+        raise AssertionError(f"the queries return different sums: {sums}")

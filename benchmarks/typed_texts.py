@@ -73,7 +73,7 @@ def _json(
         return [paj.read_json(io.BytesIO(text), reading, parsing) for text in lines]
 
     if pa.chunked_array(ours()).to_pylist() != pa.concat_tables(theirs()).to_pylist():
-        raise AssertionError(f"{name}: other rows than pyarrow's")
+        raise AssertionError(f"{name}: this library and pyarrow return different rows")
     # pyarrow.json reads ahead in its own thread.
     mine, other = best_seconds(ours, theirs, repeats=repeats, clock=time.process_time)
     size = sum(map(len, texts)) / len(texts)

@@ -129,14 +129,10 @@ def expected_records(name: str, folder: Path = EXPECTED) -> pa.Table:
 def expected_table(
     name: str, isolation_level: IsolationLevel, *, folder: Path = EXPECTED
 ) -> pa.Table:
-    """Returns the rows that a read of the tier must return, ordered by partition and offset.
+    """Returns the rows that a read of the tier must return, ordered by partition and offset, with
+    the schema `SPARK_SCHEMA`.
 
-    The table has the schema `SPARK_SCHEMA`.
-
-    Args:
-        name: A topic, or `recreated-previous` for the deleted topic named `recreated`.
-        isolation_level: Isolation level of the read.
-        folder: Folder of the Parquet files.
+    `name` is a topic, or `recreated-previous` for the deleted topic that was named `recreated`.
     """
     records = expected_records(name, folder)
     visible = {

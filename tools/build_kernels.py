@@ -278,7 +278,7 @@ def _check(module: Any) -> None:  # noqa: ANN401  # llvmlite ships no types
         if function.is_declaration and not function.name.startswith("llvm.")
     }
     if missing := needed - _PROVIDED:
-        raise SystemExit(f"the kernels call {sorted(missing)}")
+        raise SystemExit(f"the kernels call functions that are not allowed: {sorted(missing)}")
     for function in module.functions:
         if f" {_RAISED}" in str(function):
             raise SystemExit(f"{function.name} may raise an exception; it must return a status")

@@ -311,7 +311,7 @@ def _together(first: Result, second: Result) -> Result:
 
 
 def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
-    """Returns the facts and lines of the report on bad inputs."""
+    """Returns the figures and the text lines of the report about bad inputs."""
     words = sum((Counter(result.outcomes) for result in results), Counter())
     accepted = words["value"] + words["stepped over"]
     inputs = sum(result.inputs for result in results)
@@ -330,7 +330,7 @@ def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
 
 
 def histories_report(found: Histories) -> tuple[Facts, list[str]]:
-    """Returns the facts and lines of the report on histories."""
+    """Returns the figures and the text lines of the report about histories."""
     facts = {"tried": found.tried, "rows": found.outcomes["rows"], "failed": len(found.failures)}
     return facts, _outcomes("how often", found.outcomes)
 
@@ -413,7 +413,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run_part(part: str, total: int, arguments: argparse.Namespace) -> tuple[Facts, list[str]]:
-    """Runs one part with `total` trials, prints its failures, and returns its report."""
+    """Runs one part with `total` trials, prints its failures, and returns the figures and the text
+    lines of its report.
+    """
     seed, jobs = arguments.seed, arguments.jobs
     if part == "fuzz":
         return parsers_report(soak_parsers(total, seed, arguments.target, jobs))

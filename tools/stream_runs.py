@@ -92,7 +92,7 @@ def soak_live(seconds: int, seed: int) -> Followed:
 
 
 def live_report(result: Followed) -> tuple[dict[str, int], list[str]]:
-    """Returns the facts and lines of the report on streams of a live cluster."""
+    """Returns the figures and the text lines of the report about streams of a live cluster."""
     facts = {"tried": result.seconds, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
     return facts, lines + [f"| {event} | {count} |" for event, count in result.counts]
@@ -117,7 +117,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def streams_report(result: Killed) -> tuple[dict[str, int], list[str]]:
-    """Returns the facts and lines of the report on streams."""
+    """Returns the figures and the text lines of the report about streams."""
     facts = {"tried": result.kills, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
     return facts, lines + [

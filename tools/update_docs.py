@@ -102,7 +102,7 @@ def renewed(page: Path) -> str:
     for name, table in PAGES[page]().items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f"{page} has lost its {name}:begin and {name}:end marks")
+            raise SystemExit(f"{page} lacks the markers {name}:begin and {name}:end. Restore them.")
         head, tail = text.split(begin)[0], text.split(end)[1]
         text = f"{head}{begin}\n{table}\n\n{end}{tail}"
     return text

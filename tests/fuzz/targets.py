@@ -264,7 +264,6 @@ def targets() -> tuple[Target, ...]:
 
 
 def target_named(name: str) -> Target:
-    """Returns the target with this name."""
     for target in PARSERS:
         if target.name == name:
             return target

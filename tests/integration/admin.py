@@ -153,12 +153,9 @@ class Admin:
         """Creates a tiered topic, waits until its partitions have leaders, and returns the topic id
         as Kafka prints it.
 
-        Args:
-            name: Name of the topic.
-            partitions: Number of partitions.
-            replicas: Nodes that get a replica of every partition; the first one is the preferred
-                leader. None uses the first of `replica_nodes`.
-            settings: Topic settings in addition to `TIERED`. Names contain `_` instead of `.`.
+        `replicas` are the nodes that get a replica of every partition; the first one is the
+        preferred leader. The default is the first of `replica_nodes`. `settings` are added to
+        `TIERED`; their names contain `_` instead of `.`.
         """
         config = {**self._tiered, **{k.replace("_", "."): v for k, v in settings.items()}}
         nodes = list(replicas or self._replica_nodes[:1])

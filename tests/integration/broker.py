@@ -220,10 +220,8 @@ def running_broker(
 ) -> Iterator[Broker]:
     """Runs a broker during a `with` block; formats a disk if the folder has none.
 
-    Args:
-        folder: Contains the broker's files and log in `node-1`, its disk in `node-1/logs`, and the
-            tier in `tier`.
-        settings: Additional broker settings.
+    In `folder`, `node-1` contains the broker's files and log, `node-1/logs` its disk, and `tier`
+    the tier. `settings` are additional broker settings.
 
     Raises:
         RuntimeError: The broker did not start. The message contains the end of its log.

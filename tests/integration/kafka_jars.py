@@ -99,12 +99,10 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def class_path(artifacts: tuple[str, ...]) -> str:
-    """Returns a class path with these Maven artifacts and their dependencies.
+    """Returns a class path with these Maven artifacts, `group:artifact:version` or
+    `group:artifact:version:classifier`, and their dependencies.
 
     If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
-
-    Args:
-        artifacts: `group:artifact:version` or `group:artifact:version:classifier`.
     """
     return f"{_jars(_pom(artifacts))}{os.sep}*"
 

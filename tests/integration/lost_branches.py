@@ -55,18 +55,11 @@ def elect_unclean(
 ) -> tuple[int, int]:
     """Kills the leader of a partition and elects a follower that lacks the newest records.
 
-    The old leader is not running when the function returns. If `Cluster.start_node` starts it
-    again, it becomes a follower and truncates its log.
+    The topic must have `replicas=(2, 3)`, in any order. Calls `lost` while the follower is stopped;
+    it writes the records that will be lost. The old leader is not running when the function
+    returns. If `Cluster.start_node` starts it again, it becomes a follower and truncates its log.
 
-    Args:
-        cluster: A cluster with two replicas.
-        topic: Name of a topic with `replicas=(2, 3)`, in any order.
-        lost: Function that writes the records that will be lost. It is called while the follower is
-            stopped.
-        partition: Number of the partition.
-
-    Returns:
-        The node id of the old leader, and the node id of the new leader.
+    Returns the node id of the old leader, and the node id of the new leader.
     """
     old = cluster.admin.leader(topic, partition)
     (new,) = {number for number in cluster.replica_nodes() if number != old}

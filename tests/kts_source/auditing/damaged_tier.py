@@ -32,11 +32,8 @@ def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFi
     """Returns the files of five segments with entries in the offset and time indexes.
 
     A transaction that begins in the first segment is aborted in the second. The third segment
-    begins a new leader epoch.
-
-    Args:
-        rolls: The batches are written in five groups, numbered from 0. A segment ends after each
-            group whose number is in `rolls`.
+    begins a new leader epoch. The batches are written in five groups, numbered from 0. A segment
+    ends after each group whose number is in `rolls`.
     """
     builder = LogBuilder(index_interval_bytes=300)
     clock = DEFAULT_TIMESTAMP_MS

@@ -134,15 +134,12 @@ def check_statement(
 
 def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) -> None:
     """Audits the tier that results from `history` and compares the report with the expected content
-    of each partition.
+    of each partition. Counts the comparisons in `outcomes`.
 
-    Args:
-        history: The event sequence.
-        outcomes: Counts comparisons by outcome; this function adds to it.
-        is_exact: True if the report must contain exactly the expected findings and offsets. If
-            false, reports about damaged tiers and lost offsets may differ, but must not call a
-            partition complete if it lost offsets. The reason is that the end of an older copy of a
-            segment may be unknown if the newest copy is damaged.
+    If `is_exact` is true, the report must contain exactly the expected findings and offsets. If it
+    is false, reports about damaged tiers and lost offsets may differ, but must not call a partition
+    complete if it lost offsets. The reason is that the end of an older copy of a segment may be
+    unknown if the newest copy is damaged.
     """
     world = World(history)
     report = run_audit(world)

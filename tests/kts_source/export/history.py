@@ -416,12 +416,8 @@ class Exporting:
         self, truth: Mapping[int, PartitionTruth], *, with_table: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
         """Returns the ranges that a run should write, the allowed errors, and whether the run must
-        fail.
-
-        Args:
-            truth: Expected content of the partitions.
-            with_table: False to ignore the offsets that the table already has.
-            planned: True if the run uses a plan file.
+        fail. If `with_table` is false, ignores the offsets that the table already has. `planned`
+        is true if the run uses a plan file.
         """
         topic_id = newest_incarnation(self._world)
         expected_ranges = []

@@ -118,9 +118,8 @@ class History:
 
 
 def random_history(source: random.Random) -> History:
-    """Returns a random history, mostly of about 15 to 100 steps.
-
-    Some histories end with steps that lose or damage objects.
+    """Returns a random history, in most cases of 15 to 100 steps. Some histories end with steps
+    that lose or damage objects.
     """
     if source.random() < 0.1:
         return _make_long_open_history(source)

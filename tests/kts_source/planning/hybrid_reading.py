@@ -89,18 +89,12 @@ def check_hybrid(
     *,
     by_metadata_topic: bool = False,
 ) -> None:
-    """Reads tier and brokers at both isolation levels and checks the rows.
+    """Reads tier and brokers at both isolation levels and asserts that the rows are those of the
+    leader's log. Counts the results in `outcomes`.
 
-    Args:
-        history: History of the topic.
-        seed: Seed of random choices, such as lost objects.
-        outcomes: Counter of outcomes by name. The function increments it.
-        cluster: Fake cluster to use. By default, a new cluster is created.
-        by_metadata_topic: If true, the tier cannot be listed, and the scan uses the metadata topic.
-            Some records of this topic are lost, repeated or out of order.
-
-    Raises:
-        AssertionError: The rows differ from the leader's log.
+    By default, creates a new fake cluster. If `by_metadata_topic` is true, the tier cannot be
+    listed, and the scan uses the metadata topic, some of whose records are lost, repeated or out of
+    order.
     """
     if cluster is None:
         with FakeCluster() as opened:

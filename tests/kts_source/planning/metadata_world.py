@@ -108,9 +108,8 @@ class World:
 
 
 def five_segments() -> BuiltLog:
-    """Builds a log of five segments with six batches of two records each.
-
-    The last segment is not closed.
+    """Builds a log of five segments, each with six batches of two records. The last segment is not
+    closed.
     """
     builder = LogBuilder()
     for segment in range(5):

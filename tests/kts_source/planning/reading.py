@@ -402,15 +402,8 @@ def without_threads() -> Iterator[None]:
 
 
 def check_history(history: History, seed: int, outcomes: Counter[str] | None = None) -> World:
-    """Builds the tier of a history, reads it with different options and checks the rows.
-
-    Args:
-        history: History of the topic.
-        seed: Seed of the ranges and the task sizes.
-        outcomes: Counter of outcomes by name. The function increments it.
-
-    Raises:
-        AssertionError: A row or an error is wrong.
+    """Builds the tier of a history, reads it with different options, and asserts that rows and
+    errors are correct. `seed` selects ranges and task sizes. Counts the results in `outcomes`.
     """
     world = World(history)
     Reading(world, random.Random(seed), Counter() if outcomes is None else outcomes).check()

@@ -78,8 +78,8 @@ class DiskWriter:
         high_watermark: int,
         source: random.Random,
     ) -> int:
-        """Writes the partition folder of a replica without a random number of the oldest segments
-        that the broker may delete. Returns the first offset on the disk.
+        """Writes the partition folder of a replica. Omits some of the oldest segments that the
+        broker may delete; their number is random. Returns the first offset on the disk.
         """
         folder = f"{beside(self.number)}{self.topic}-{partition}/"
         segments = build_local_segments(replica, life.interval)

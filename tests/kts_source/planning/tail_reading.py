@@ -102,15 +102,8 @@ def _write_disks(
 
 
 def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
-    """Reads tier and disks at both isolation levels and checks the rows.
-
-    Args:
-        history: History of the topic.
-        seed: Seed of the state of the disks.
-        outcomes: Counter of outcomes by name. The function increments it.
-
-    Raises:
-        AssertionError: Rows are wrong.
+    """Reads tier and disks at both isolation levels and asserts that the rows are correct. `seed`
+    selects the state of the disks. Counts the results in `outcomes`.
     """
     source = random.Random(seed)
     world = World(history)

@@ -318,15 +318,11 @@ def hybrid_offsets(
     stop: int,
     start: int = 0,
 ) -> list[int]:
-    """Writes segments to a tier, and reads offsets [start, stop) from the tier and from brokers.
+    """Writes segments to a tier, and reads offsets [start, stop) from the tier and from brokers
+    with this log.
 
-    Args:
-        log: The log of the brokers.
-        segments: Segments of the tier.
-        versions: Maximum version of each request that brokers support, by name of the request.
-        local_start: First offset that brokers have on their disks.
-        stop: End of the read, exclusive.
-        start: First offset of the read.
+    `versions` maps each request to the maximum version that the brokers support. `local_start` is
+    the first offset on the brokers' disks.
     """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t")

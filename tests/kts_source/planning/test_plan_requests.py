@@ -77,7 +77,9 @@ def parse_manifest(data: bytes) -> dict[str, Any]:
 
 
 def find_outcome(option_texts: Mapping[str, str], store: ObjectStore) -> object:
-    """Plans a scan. Returns the content of the plan, or the type of the raised error."""
+    """Plans a scan. Returns the content of the plan, or the type of the error that planning
+    raised.
+    """
     try:
         plan = plan_scan(parse_options(option_texts), Tier(store))
     except TieredKafkaError as error:

@@ -70,16 +70,12 @@ def count_errors(
     stop: int,
     max_flips: int | None = None,
 ) -> int:
-    """Reads a tier once for each flipped bit, and returns how many reads raised an error.
+    """Reads a tier once for each flipped bit, and returns how many reads raised an error. The other
+    reads must return the committed rows of [start, stop).
 
-    Args:
-        seed: Seed of the log.
-        local: Whether the tier has the layout of `LocalTieredStorage`.
-        options: Options of the scan.
-        start: First expected offset.
-        stop: One past the last expected offset.
-        max_flips: Number of flipped bits in the low bytes of producer ids and offsets. If `None`,
-            flips one of `SHARE` bits in the entire index; each run chooses other bits.
+    If `max_flips` is set, flips at most this number of bits, all in the low bytes of producer ids
+    and offsets. If it is `None`, flips one of `SHARE` bits in the entire index; each run chooses
+    other bits.
     """
     log = build_log(seed)
     objects = write_log(log, local=local)

@@ -230,11 +230,8 @@ def _find_newest_ms(lives: Sequence[PartitionLife]) -> int:
 
 
 def is_in_doubt(world: World, *, times: bool) -> bool:
-    """Returns whether the tier has lost so much that planning must raise an error.
-
-    Args:
-        world: Simulated tier.
-        times: Whether the store reports modification times.
+    """Returns whether the tier has lost so much that planning must raise an error. `times` is true
+    if the store reports modification times.
     """
     lives = world.incarnations[newest_incarnation(world)]
     written = max(

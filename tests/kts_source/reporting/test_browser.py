@@ -32,9 +32,7 @@ def open_page(
     tmp_path: Path, html: str, look: Callable[[Browser], Awaitable[None]], name: str
 ) -> float:
     """Opens a page, runs `look`, and checks that the page logs nothing and sends no request.
-
-    Returns:
-        Seconds until the page was drawn.
+    Returns the seconds until the page was drawn.
     """
     chromium()
     file = tmp_path / f"{name}.html"
