@@ -30,8 +30,8 @@ _INSTALL_ATTEMPTS = 3
 _RETRY_SECONDS = 5
 _SHOWN_CHARACTERS = 2_000
 _PORTS = range(20_000, 32_000)
-"""Ports below those that operating systems assign to client connections: from 32768 on Linux, from
-49152 on other systems.
+"""Ports below the range that operating systems assign to client connections. The range starts at
+32768 on Linux and at 49152 on other systems.
 """
 
 

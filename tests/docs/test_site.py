@@ -227,7 +227,7 @@ def test_search_for_option_name_lists_that_option_first(site: Path, tmp_path: Pa
 
 
 def notebook_page(name: str) -> str:
-    """Returns a page with the outputs of a notebook, one below the other."""
+    """Returns a page that lists the outputs of a notebook."""
     parts = []
     for kind, text in outputs(read(name)):
         if kind == "image/png":

@@ -1,4 +1,4 @@
-"""Runs fuzz targets one after the other, each in a new process and with its own time limit."""
+"""Runs fuzz targets sequentially, each in a new process and with its own time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests that scans of a broker's disk return the rows that the broker serves after a restart.
+"""Tests that scans of a broker's disk return the rows that a consumer receives after the broker
+restarts.
 
 The log directory is copied while transactions are open. Killing a broker would not lose writes,
 because the page cache of the operating system survives. To simulate a crash of the machine, tests

@@ -155,7 +155,7 @@ def other_topic(manifest: dict[str, Any]) -> None:
 
 
 IN_LOG = ("crc", "batch-invalid", "offset-order", "epoch")
-"""Findings whose offsets are those of a batch. Other findings have the offsets of a segment."""
+"""Findings that have the offsets of a batch; all other findings have the offsets of a segment."""
 NO_END = ("manifest-invalid", "manifest-foreign")
 """Findings that have no end offset if the newest segment is damaged."""
 LOST = {"object-missing", "hole", "log-size", "log-unreadable", "crc", "batch-invalid"}

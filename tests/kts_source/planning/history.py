@@ -202,8 +202,8 @@ class World:
             _apply(step, self.lives[step.partition % len(self.lives)], self.shape)
 
     def has_lost(self, before: Sequence[Replica]) -> bool:
-        """Returns whether the leaders lack records that the leaders in `before`, those before the
-        last step, had.
+        """Returns whether the current leaders lack records of the leaders in `before`, who led the
+        partitions before the last step.
         """
         return any(
             divergence(old.entries, life.leader.entries) < old.end

@@ -165,7 +165,7 @@ class Reading:
         """Returns the rows that a read of `ranges` must return.
 
         If a producer snapshot is damaged, the read may also end early, at `undecided_rows_from`. If
-        `rows` ends there, the expected rows end at the same offset.
+        `rows` ends at this offset, the expected rows end at it, too.
         """
         committed = isolation == "read_committed"
         expected: list[Row] = []

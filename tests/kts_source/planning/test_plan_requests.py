@@ -143,8 +143,8 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """Returns a counter of planned partitions: True counts those for which planning read all
-    manifests, False those for which it read some.
+    """Returns a counter of planned partitions. The key True counts partitions for which planning
+    read all manifests; the key False counts the remaining ones.
     """
     counted: Counter[bool] = Counter()
     decided = tier_source.TierLog.decided

@@ -1,4 +1,5 @@
-"""Computes the set of live segments one event after the other, as a reference for `LiveSegments`.
+"""Computes the set of live segments by applying single events in order, as a reference for
+`LiveSegments`.
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
 deletions of partitions `RemotePartitionMetadataStore`.

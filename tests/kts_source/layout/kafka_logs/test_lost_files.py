@@ -58,7 +58,7 @@ def copy_to_unserved_folder(
     disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID
 ) -> None:
     """Copies the partition to a folder of partition `number` with suffix `-<state>`, for example
-    `-delete`. Brokers do not serve such folders.
+    `-delete`. Brokers ignore folders with such a suffix when they answer consumers.
     """
     folder = disk.root / f"{TOPIC}-{number}.{'0a' * 16}-{state}"
     shutil.copytree(disk.folder, folder)

@@ -231,8 +231,8 @@ def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
 def test_log_start_of_untiered_log_after_crash_is_not_read_from_leader_epochs(
     tmp_path: Path, first: bytes
 ) -> None:
-    """The broker did not flush its log start before the crash, so it serves the deleted records
-    again.
+    """The broker did not flush its log start before the crash, so after the restart consumers
+    receive the deleted records again.
     """
     builder = LogBuilder()
     for epoch in range(3):

@@ -326,8 +326,8 @@ def test_lost_log_is_not_replaced_if_earlier_batches_of_replicas_differ(tmp_path
 def test_lost_log_without_later_snapshot_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    """The producer snapshot after the lost log is missing, too. Without it, a scan would treat a
-    transaction as open if its marker was in the lost log.
+    """The producer snapshot after the lost log is also missing. Without the snapshot, a scan would
+    treat a transaction as open if its marker was in the lost log.
     """
     drop_last(Disk(tmp_path / "a").write(LOG), LOG, 1)
     disk = Disk(tmp_path / "b").write(LOG, clean=False)

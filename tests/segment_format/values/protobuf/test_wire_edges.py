@@ -130,7 +130,9 @@ def test_nesting_beyond_100_makes_row_bad(depth: int, is_group: bool, unknown: i
 
 
 def test_map_entry_that_has_an_unknown_field_is_kept() -> None:
-    """upb drops such an entry. The tested decoder keeps it, like the Java and C++ libraries."""
+    """upb drops an entry with an unknown field. The tested decoder keeps it, like the Java and C++
+    libraries.
+    """
     decoder = ProtobufDecoder(descriptor_set(sample_file("proto3")), "s.Order", ["tags"])
     value = b"\x32\x05\x0a\x01k\x18\x05" + b"\x32\x07\x08\x05\x12\x03\x0a\x01v"
     (row,) = rows_of(decoder.decode(pa.array([value], pa.binary())).array)
