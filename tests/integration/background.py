@@ -90,7 +90,7 @@ class Background:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the thread, which ends open transactions unless `leaves_open` is true.
+        """Stops the thread. If `leaves_open` is false, the thread ends open transactions.
 
         Raises:
             RuntimeError: A step failed.

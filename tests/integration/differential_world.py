@@ -67,7 +67,7 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class World:
+class DifferentialResults:
     """Results of reading one broker with Spark's Kafka source and with this product.
 
     Attributes:
@@ -158,7 +158,7 @@ def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
     return (random.Random(f"{SEED} {name}").choice(ISOLATION_LEVELS),)
 
 
-def run_comparison(folder: Path) -> World:
+def run_comparison(folder: Path) -> DifferentialResults:
     """Fills a broker, reads all cases with both sources, and stops it. Returns the results."""
     spark_kafka_jars()  # skips before anything has started
     with running_broker(folder / "broker") as broker, ThreadPoolExecutor(1) as pool:
@@ -178,7 +178,7 @@ def run_comparison(folder: Path) -> World:
         ours = dict(_ours(facts, tier))
         spark = spark_reads.result()
         through_spark = _through_spark(facts, tier, folder / "ours", growing)
-        return World(
+        return DifferentialResults(
             facts,
             broker.tier,
             spark,

@@ -23,9 +23,8 @@ def value_or_error(function: Callable[[], T]) -> T | SegmentFormatError:
 
 
 def assert_value_or_positioned_error(function: Callable[[], object], *, size: int) -> None:
-    """Fails unless `function` returns, or raises a format error with a position in `[0, size]`.
-
-    `size` itself is allowed: errors about missing bytes name the position after the last byte.
+    """Asserts that `function` returns, or raises a format error with a position in `[0, size]`.
+    Errors about missing bytes have the position `size`, which is after the last byte.
     """
     outcome = value_or_error(function)
     if isinstance(outcome, SegmentFormatError):

@@ -355,13 +355,11 @@ class Exporting:
         self._world.take(Step("lose", step.b, step.c))
 
     def _raise_if_ambiguous(self, error: DataLossError) -> None:
-        """Returns without an error if the message of `error` shows that a damaged leader-epoch
-        checkpoint is not the cause.
+        """Returns if the message of `error` does not mention a damaged leader-epoch checkpoint.
 
         Raises:
-            _AmbiguousTierError: A tier with a damaged checkpoint could look like this tier.
-            DataLossError: `error` itself, if no tier with a damaged checkpoint could look like this
-                tier.
+            _AmbiguousTierError: The tier looks like a tier with a damaged checkpoint.
+            DataLossError: `error` itself, because the tier cannot have a damaged checkpoint.
         """
         if "Segments would be skipped because of it" in str(error):
             if not truth_of(self._world)[error.partition or 0].is_start_unsure:

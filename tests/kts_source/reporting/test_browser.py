@@ -31,8 +31,8 @@ pytestmark = pytest.mark.slow
 def open_page(
     tmp_path: Path, html: str, look: Callable[[Browser], Awaitable[None]], name: str
 ) -> float:
-    """Opens a page, runs `look`, and checks that the page logs nothing and sends no request.
-    Returns the seconds until the page was drawn.
+    """Opens a page and passes its browser tab to `look`. Checks that the page logs nothing and
+    sends no request. Returns the seconds until the page was drawn.
     """
     chromium()
     file = tmp_path / f"{name}.html"
