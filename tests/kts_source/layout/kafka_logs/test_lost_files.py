@@ -244,7 +244,9 @@ def test_partition_whose_only_folder_is_future_deleted_or_stray_is_reported(
 
 
 def test_checkpoint_entry_of_deleted_folder_is_not_data_loss(tmp_path: Path) -> None:
-    """The broker renamed the folder, but has not removed its entry from the checkpoints yet."""
+    """The broker has renamed the folder, but not yet removed the folder's entry from the
+    checkpoints.
+    """
     disk = Disk(tmp_path).write(LOG)
     copy_to_unserved_folder(disk, "delete", number=1)
     write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=END)
