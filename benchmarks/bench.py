@@ -185,7 +185,7 @@ class Bench:
         runs: dict[str, list[Run]] = {name: [] for name in contestants}
         for number in range((repeats or self.repeats) + 1):
             if number > _FEWEST_ROUNDS and self._is_late:
-                self.say(f"late: {number - 1} rounds are enough")
+                self.say(f"the run takes long, so it ends after {number - 1} rounds")
                 break
             for name, contestant in contestants.items():
                 run = self.run(contestant)

@@ -249,7 +249,7 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     bounds = {"startingTimestamp": str(start), "endingTimestamp": str(stop)}
     where = f"timestamp >= timestamp_millis({start}) and timestamp < timestamp_millis({stop})"
     query = broker.through_broker(topic.name, sink="count", options=bounds)
-    # Otherwise, its own end option would replace the end timestamp.
+    # The option endingOffsets would override the end timestamp.
     query = Query(
         query.source,
         {name: text for name, text in query.options.items() if name != "endingOffsets"},

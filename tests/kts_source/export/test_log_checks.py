@@ -325,7 +325,7 @@ def test_export_into_folder_that_lost_its_commit_log_raises(tmp_path: Path) -> N
     with pytest.raises(ExportError, match="does not record which offsets"):
         lake.export(tier.grow(1).options(), partition_by=["topic"])
     assert table_offsets(lake) == list(range(10))
-    # The advice of the error: another folder.
+    # As the error advises, export to another folder.
     (tmp_path / "again").mkdir()
     other = Lake(tmp_path / "again", "parquet")
     assert other.export(tier.options(), partition_by=["topic"]).rows == 20

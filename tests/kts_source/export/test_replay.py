@@ -203,7 +203,7 @@ def test_copied_dead_letters_are_refused(exports: Exports) -> None:
     copy.write_bytes(first.read_bytes())
     with pytest.raises(ExportError, match="contain the same record"):
         exports.run(replay=True)
-    copy.unlink()  # the advice of the error
+    copy.unlink()  # as the error advises
     exports.run(replay=True)
     assert exports.rows() == ALL
 

@@ -78,7 +78,7 @@ def test_error_shows_each_changed_setting_before_and_after(
             lake.export(tier.options(**changed), **arguments)
         assert "Compare(" not in str(raised.value)
         assert "export_id" not in str(raised.value)
-    # The advice of the error: the settings of the first run.
+    # As the error advises, use the settings of the first run.
     lake.export(tier.options(**first))
     assert table_offsets(lake) == [*range(20)]
 
