@@ -1,6 +1,4 @@
-"""Tests methods of a scan that have the same names as methods in Polars, PyIceberg, DuckDB and
-pyarrow.
-"""
+"""Tests methods of a scan that users know from Polars, PyIceberg, DuckDB or pyarrow."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def listings(draw: st.DrawFn) -> list[ObjectInfo]:
 
 
 class Listing:
-    """A store that always returns the listing in `objects`."""
+    """A store that always returns the same listing."""
 
     def __init__(self, listing: Sequence[ObjectInfo]) -> None:
         self._listing = listing

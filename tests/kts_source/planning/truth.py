@@ -115,7 +115,7 @@ class PartitionTruth:
 
     def rows(self, isolation: str, start: int, stop: int) -> list[Row]:
         """Returns the rows of the surviving log in [start, stop) that a consumer with this
-        isolation level would receive if no upload were missing.
+        isolation level would receive if no offset were missing in the tier.
         """
         expected = self.log.rows(isolation, start=start, stop=stop)
         return [_convert_row(self.number, row) for row in expected]

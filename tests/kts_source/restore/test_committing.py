@@ -1,4 +1,6 @@
-"""Tests which producer ids, transactions and consumer offsets the brokers have after a restore."""
+"""Tests the commit of a restore: new producer ids, committed group offsets and topic
+configurations.
+"""
 
 from __future__ import annotations
 

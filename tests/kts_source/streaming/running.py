@@ -65,7 +65,9 @@ class Checkpointed:
         self.start()
 
     def start(self, **options: str) -> None:
-        """Starts a new process with additional options, which reads an uncommitted batch again."""
+        """Starts a new process after adding or replacing `options`. The process reads an
+        uncommitted batch again.
+        """
         self.options |= options
         parsed = parse_any_options(self.options)
         check_for_stream(parsed)

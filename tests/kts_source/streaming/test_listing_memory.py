@@ -166,7 +166,7 @@ def test_listing_shows_changes_in_the_middle_after_the_interval(scene: Scene) ->
     assert not scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_listing_after_forget_sends_the_requests_of_a_full_listing(scene: Scene) -> None:
+def test_listing_whose_memory_was_cleared_sends_requests_of_full_listing(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     scene.count_requests()

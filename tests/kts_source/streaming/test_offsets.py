@@ -1,6 +1,4 @@
-"""Tests that the JSON text of a position never changes, and that documents with other members are
-refused.
-"""
+"""Tests that the JSON text of a position never changes, and that invalid documents are refused."""
 
 from __future__ import annotations
 
