@@ -258,8 +258,8 @@ def _read_rows(
 
 
 def _lose(store: dict[str, bytes], source: random.Random, share: float, only: str = "") -> None:
-    """Deletes random objects whose keys end with `only`. Damages logs instead of deleting them.
-    `share` is the probability for each object.
+    """Deletes random objects whose keys end with `only`, but flips a bit in some logs instead of
+    deleting them. `share` is the probability for each object.
     """
     for key in sorted(store) if share else ():
         if key.endswith(only) and source.random() < share:

@@ -157,7 +157,7 @@ def test_hole_in_tier_above_high_watermark_of_disk_is_read_from_disk(
     scene: TierAndDisk, level: str
 ) -> None:
     """The high watermark of the disk is older than the tier. Records below a tiered segment are
-    committed, so the scan may read them from the disk above this high watermark.
+    replicated, so the scan may read them from the disk above this high watermark.
     """
     scene.copy(LOG, 0, 1, 3)
     scene.disk.write(LOG, high_watermark=LOG.segments[2].base_offset + 3)

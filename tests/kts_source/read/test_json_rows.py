@@ -26,8 +26,8 @@ BAD: dict[int, tuple[bytes, str]] = {
     17: (b'{"country": "CH"}', "amount: "),
     25: (b'{"amount": 1} x', ""),
 }
-"""Maps the offset of each invalid value in partition 0 to the value and to a text in the reason for
-the error.
+"""Maps the offset of each invalid value in partition 0 to the value and to the beginning of the
+reason for the error.
 """
 
 
