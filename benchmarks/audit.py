@@ -67,14 +67,14 @@ def _bytes(quick: bool) -> list[Row]:
     packed = make_tier(
         TierShape(value_bytes=100, log_bytes=log_bytes, compression=True, payload="json")
     )
-    frames, memory = _frames(packed), bytearray(64 * _MIB)
+    frames, memory = _stored_chunks(packed), bytearray(64 * _MIB)
     # Processor time of all threads, because an audit uses several.
     checked, bound, undone, codec, least = best_seconds(
         _audit(plain),
-        lambda: _read_and_check(plain),
+        lambda: _read_with_crc(plain),
         _audit(packed),
-        lambda: _undo(frames, memory),
-        lambda: _undo(frames, memory, and_check=True),
+        lambda: _decompress(frames, memory),
+        lambda: _decompress(frames, memory, with_crc=True),
         repeats=repeats,
         clock=time.process_time,
     )
@@ -99,7 +99,7 @@ def _audit(tier: Tier) -> Callable[[], object]:
     return run
 
 
-def _read_and_check(tier: Tier) -> None:
+def _read_with_crc(tier: Tier) -> None:
     """Reads every log into one buffer and computes its CRC-32C."""
     memory = mmap.mmap(-1, 8 * _MIB)
     array = np.frombuffer(memory, np.uint8)
@@ -110,7 +110,7 @@ def _read_and_check(tier: Tier) -> None:
         os.close(descriptor)
 
 
-def _frames(tier: Tier) -> list[bytes]:
+def _stored_chunks(tier: Tier) -> list[bytes]:
     """Returns the stored chunks of a tier."""
     frames = []
     tasks = plan_scan(parse_options(tier.options)).tasks
@@ -125,8 +125,8 @@ def _frames(tier: Tier) -> list[bytes]:
     return frames
 
 
-def _undo(frames: Sequence[bytes], memory: bytearray, *, and_check: bool = False) -> None:
-    """Decompresses chunks into `memory`, where each chunk overwrites the one before. If `and_check`
+def _decompress(frames: Sequence[bytes], memory: bytearray, *, with_crc: bool = False) -> None:
+    """Decompresses chunks into `memory`, where each chunk overwrites the one before. If `with_crc`
     is set, also computes the CRC-32C.
     """
     array = np.frombuffer(memory, np.uint8)
@@ -134,7 +134,7 @@ def _undo(frames: Sequence[bytes], memory: bytearray, *, and_check: bool = False
     for frame in frames:
         with decompressor.stream_reader(frame) as reader:
             count = reader.readinto(memory)
-        if and_check:
+        if with_crc:
             google_crc32c.value(array[:count])
 
 

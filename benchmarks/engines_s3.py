@@ -132,12 +132,12 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
             "far": far,
         }
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            name: partial(_drained, source_options, tier.records)
+            name: partial(_read_all, source_options, tier.records)
             for name, source_options in options.items()
         }
         ranges = _ranges(tier)
         contestants["ranges"] = partial(_read, direct, ranges)
-        contestants["obstore"] = partial(_fetched, _bare_store(direct), ranges)
+        contestants["obstore"] = partial(_fetch_with_obstore, _bare_store(direct), ranges)
         contestants["decode"] = partial(_decoded, tier)
         contestants["plan"] = partial(_planned, direct)
         runs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
@@ -150,7 +150,7 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
     return runs_by_name, soon
 
 
-def _drained(options: Mapping[str, str], records: int) -> tuple[float, float]:
+def _read_all(options: Mapping[str, str], records: int) -> tuple[float, float]:
     """Reads all rows. Returns the wall seconds without planning, and the processor seconds of this
     process with planning.
     """
@@ -211,7 +211,9 @@ def _read(
     return time.perf_counter() - began, time.process_time() - own
 
 
-def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[float, float]:
+def _fetch_with_obstore(
+    store: S3Store, ranges: Sequence[tuple[str, int, int]]
+) -> tuple[float, float]:
     """Sends the requests of `_read` with obstore, and counts the bytes of the streamed responses.
     Returns wall seconds and processor seconds.
     """

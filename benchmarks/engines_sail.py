@@ -26,7 +26,7 @@ def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row
     query = Query("tiered-kafka", tier.options, sink="aggregate")
     names = (SAIL_SERVER, NEWEST_SPARK, SPARK_4_0)
     contestants = {name: Contestant(name, query) for name in names}
-    _same_rows(bench, contestants, tier.records)
+    _check_row_counts(bench, contestants, tier.records)
     timings = bench.in_turns(contestants)
     sail, newest = timings[SAIL_SERVER], timings[NEWEST_SPARK]
     label = f"{label}, aggregate of all columns"
@@ -59,7 +59,7 @@ def against_kafka(bench: Bench) -> list[Row]:
             SPARK_4_0, broker.through_broker(topic.name, sink="aggregate")
         ),
     }
-    _same_rows(bench, contestants, topic.records)
+    _check_row_counts(bench, contestants, topic.records)
     timings = bench.in_turns(contestants)
     label = "100 B, data in the tier, aggregate of all columns"
     return [
@@ -73,7 +73,7 @@ def against_kafka(bench: Bench) -> list[Row]:
     ]
 
 
-def _same_rows(bench: Bench, contestants: Mapping[str, Contestant], records: int) -> None:
+def _check_row_counts(bench: Bench, contestants: Mapping[str, Contestant], records: int) -> None:
     for name, contestant in contestants.items():
         row_count = bench.run(contestant).rows
         if row_count != records:

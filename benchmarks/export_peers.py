@@ -28,11 +28,11 @@ def run(bench: Bench) -> list[Row]:
     """
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
-        rows += _one(bench, name)
+        rows += _compare_topic(bench, name)
     return rows
 
 
-def _one(bench: Bench, name: str) -> list[Row]:
+def _compare_topic(bench: Bench, name: str) -> list[Row]:
     """Compares the two ways for topic `name`. Every run writes to an empty folder, because an
     export into a folder with all rows would write nothing.
     """

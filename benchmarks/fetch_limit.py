@@ -56,7 +56,7 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
         root.mkdir()
         small = make_tier(TierShape(100, 64 << 20, partitions=1))
         tier = dataclasses.replace(small, path=root / BUCKET)
-        _grow(small.path, tier.path)
+        _add_sparse_segments(small.path, tier.path)
         with gateway(program, root) as (port, _), paced(port, pace) as far:
             runs = {
                 module: _measured(tier, far, Path(folder) / "metrics", module)
@@ -142,7 +142,7 @@ def _lines(folder: Path) -> Iterator[dict[str, int]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def _grow(small: Path, bucket: Path) -> None:
+def _add_sparse_segments(small: Path, bucket: Path) -> None:
     """Copies the first segment of tier `small` to `bucket`, and adds sparse segments after it."""
     first = min(small.glob("*/0/*.rsm-manifest"))
     target = bucket / first.parent.relative_to(small)

@@ -68,18 +68,18 @@ def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
             mine.times_faster_than(theirs),
             "×",
             2.2,
-        ).noted(_bounds(timings)),
+        ).noted(_bounds_note(timings)),
         at_most(
             "brokers only, processor time of Spark's Kafka source's, the broker's counted,"
             f" {label}",
             mine.processor_share_of(theirs),
             "×",
             0.55,
-        ).noted(_spent(timings, records)),
+        ).noted(_processor_note(timings, records)),
     ]
 
 
-def _bounds(timings: Mapping[str, Timings]) -> str:
+def _bounds_note(timings: Mapping[str, Timings]) -> str:
     """Returns a note with two bounds for any source in Python: the speed of prebuilt batches alone,
     and of prebuilt batches while libraries process the same bytes.
     """
@@ -92,7 +92,7 @@ def _bounds(timings: Mapping[str, Timings]) -> str:
     )
 
 
-def _spent(timings: Mapping[str, Timings], records: int) -> str:
+def _processor_note(timings: Mapping[str, Timings], records: int) -> str:
     """Returns a note with the processor time per record in the JVM, in Python and in the broker."""
     texts = []
     for name, words in (("ours", "ours"), ("kafka", "theirs"), ("ceiling", "the ceiling")):

@@ -42,7 +42,9 @@ class LibraryWork:
             for log, manifest in logs_and_manifests
         )
         self._chunks = (
-            chunk for log, manifest in logs_and_manifests for chunk in self._of(log, manifest)
+            chunk
+            for log, manifest in logs_and_manifests
+            for chunk in self._original_bytes(log, manifest)
         )
         self._left = b""
         self._position = 0
@@ -67,7 +69,7 @@ class LibraryWork:
                     )
                     target[: len(piece)] = piece
 
-    def _of(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
+    def _original_bytes(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
         """Yields the original bytes of one log, chunk by chunk, after decrypting and decompressing
         them.
         """

@@ -30,7 +30,7 @@ def run(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
         topic = broker.topics[name]
-        _same_rows(bench, broker, topic)
+        _check_row_counts(bench, broker, topic)
         rows += _full_scans(bench, broker, topic)
         rows += _one_column(bench, broker, topic)
     rows += _window(bench, broker, broker.topics[_SMALL])
@@ -47,7 +47,7 @@ def _tasks(query: Query) -> int:
     return len(plan_scan(parse_options(query.options)).tasks)
 
 
-def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
+def _check_row_counts(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
     """Checks that all readers return all rows. If they did not, the comparison would be invalid."""
     ours = broker.from_tier(topic.name, sink="count")
     from_brokers = broker.from_brokers(f"{topic.name}-hot", sink="count")
@@ -121,18 +121,18 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
             mine.times_faster_than(tier),
             "×",
             2.7,
-        ).noted(_bounds(timings, "tier")),
+        ).noted(_bounds_note(timings, "tier")),
         at_least(
             f"against Spark's Kafka source, data in the tier, {label}, newest pyspark",
             newest.times_faster_than(tier),
             "×",
             3,
-        ).noted(_bounds(timings, "tier", session=", newest")),
+        ).noted(_bounds_note(timings, "tier", session=", newest")),
         (
             at_least(against_hot, hot, "×", 2.5)
             if topic.name == _SMALL
             else Row(against_hot, hot, "×")
-        ).noted(_bounds(timings, "hot")),
+        ).noted(_bounds_note(timings, "hot")),
         Row(
             f"against Spark's Kafka source, data hot, {label}, same pyspark, both from the broker",
             timings["ours, hot"].times_faster_than(timings["hot"]),
@@ -154,7 +154,7 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
             mine.processor_share_of(tier),
             "×",
             _PROCESSOR_SHARE[topic.name],
-        ).noted(_bounds(timings, "tier", Timings.processor_share_of)),
+        ).noted(_bounds_note(timings, "tier", Timings.processor_share_of)),
         Row(
             f"of Spark's Parquet reader, {label}, newest pyspark",
             newest.times_faster_than(timings["parquet, newest"]),
@@ -185,7 +185,7 @@ def _bound_queries(
     return bounds
 
 
-def _bounds(
+def _bounds_note(
     timings: Mapping[str, Timings],
     peer: str,
     ratio: Callable[[Timings, Timings], float] = Timings.times_faster_than,
@@ -238,7 +238,7 @@ def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             timings["ours"].times_faster_than(timings["tier"]),
             "×",
             4,
-        ).noted(_bounds(timings, "tier")),
+        ).noted(_bounds_note(timings, "tier")),
     ]
 
 

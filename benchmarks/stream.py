@@ -35,8 +35,8 @@ def run(bench: Bench) -> list[Row]:
     """
     share = 10 if bench.quick else 1
     return [
-        *_one_new(10, 1000 // share, 7),
-        *_idle(1000 // share, 10, 3),
+        *_measure_new_segment(10, 1000 // share, 7),
+        *_measure_idle_poll(1000 // share, 10, 3),
         *_catching_up(bench, (14 << 30) // share),
         *_against_kafka(bench),
     ]
@@ -131,7 +131,7 @@ def _polled(tier: SimulatedTier) -> _Polled:
     return polled
 
 
-def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
+def _measure_new_segment(partitions: int, segments: int, repeats: int) -> list[Row]:
     """Measures a batch with one new segment. The simulated requests take no time, because only the
     library's own work is measured.
     """
@@ -160,7 +160,7 @@ def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
     ]
 
 
-def _idle(partitions: int, segments: int, repeats: int) -> list[Row]:
+def _measure_idle_poll(partitions: int, segments: int, repeats: int) -> list[Row]:
     """Measures a poll without new data."""
     tier = SimulatedTier(partitions, segments, latency_seconds=_LATENCY)
     tier.prepare()

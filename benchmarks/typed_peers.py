@@ -152,7 +152,9 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
         "all": Contestant(SPARK_4_0, _decoded_by_us(broker, form, _QUERY)),
         "peer": Contestant(SPARK_4_0, _decoded_by_spark(broker, form, _QUERY), other_pid=pid),
     }
-    _same(bench, _decoded_by_us(broker, form, _CHECKED), _decoded_by_spark(broker, form, _CHECKED))
+    _check_equal_sums(
+        bench, _decoded_by_us(broker, form, _CHECKED), _decoded_by_spark(broker, form, _CHECKED)
+    )
     timings = bench.in_turns(queries, repeats=min(bench.repeats, 3))
     records = broker.topics[form.name].records
     label = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
@@ -222,7 +224,7 @@ def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
     ]
 
 
-def _same(bench: Bench, *queries: Query) -> None:
+def _check_equal_sums(bench: Bench, *queries: Query) -> None:
     """Checks that all queries return the same sum. If they did not, the comparison would be
     invalid.
     """

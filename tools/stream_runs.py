@@ -38,7 +38,7 @@ class Killed:
 def soak_streams(total: int, seed: int) -> Killed:
     """Runs `tests/spark/test_stream_kills.py` with at least `total` kills."""
     runs = -(-total // KILLS_OF_A_RUN)
-    done = _tested(
+    done = _run_test(
         "kills",
         "tests/spark/test_stream_kills.py::test_query_killed_at_random_times_writes_each_row_once",
         {"KTS_STREAM_RUNS": str(runs), "KTS_STREAM_SEED": str(seed)},
@@ -75,7 +75,7 @@ class Followed:
 
 def soak_live(seconds: int, seed: int) -> Followed:
     """Runs `tests/integration/test_stream_live.py`, which writes for this many seconds."""
-    done = _tested(
+    done = _run_test(
         "integration",
         "tests/integration/test_stream_live.py",
         {"KTS_LIVE_SECONDS": str(seconds), "KTS_LIVE_SEED": str(seed)},
@@ -98,7 +98,7 @@ def live_report(result: Followed) -> tuple[dict[str, int], list[str]]:
     return facts, lines + [f"| {event} | {count} |" for event, count in result.counts]
 
 
-def _tested(
+def _run_test(
     marker: str, test: str, settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Creates the Python environments for every Spark version, runs a test with `settings` as
