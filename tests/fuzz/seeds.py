@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_SEED: Final = 3000
-"""Maximum size of an input in bytes. Short inputs run faster, and more of their mutations change
-important fields.
+"""Maximum size of an input in bytes. Short inputs run faster than long ones, and a larger share of
+their mutations changes important fields.
 """
 INPUTS: Final = Path(__file__).parent / "inputs"
 """Inputs of earlier failures, by target."""

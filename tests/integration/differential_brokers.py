@@ -1,5 +1,5 @@
-"""Contains the cases in which this product reads from brokers, and its results are compared with
-the results of Spark's Kafka source.
+"""Contains the cases in which this product reads from brokers. The differential test compares the
+results with those of Spark's Kafka source.
 
 The table in `docs/kafka-source.md` has a row for each difference between the two sources. `ROWS`
 maps each row of the table to the cases that show the difference.

@@ -159,7 +159,9 @@ def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
 
 
 def run_comparison(folder: Path) -> DifferentialResults:
-    """Fills a broker, reads all cases with both sources, and stops it. Returns the results."""
+    """Fills a broker, reads all cases with both sources, and stops the broker. Returns the
+    results.
+    """
     spark_kafka_jars()  # skips before anything has started
     with running_broker(folder / "broker") as broker, ThreadPoolExecutor(1) as pool:
         print(f"KTS_DIFFERENTIAL_SEED={SEED}")  # noqa: T201  # shown if a test fails
