@@ -31,8 +31,8 @@ _LATE_SECONDS: Final = 20 * 60
 
 
 class SkippedError(Exception):
-    """Raised if this machine cannot run a part, or a program that a part compares with. The message
-    is the reason.
+    """Raised if this machine cannot run a part, or cannot run a program to which a part compares
+    this library. The message is the reason.
     """
 
 

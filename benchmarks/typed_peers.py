@@ -185,8 +185,8 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
 
 
 def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
-    """Compares an export of the decoded values with this library and with Spark. Every run writes
-    to an empty folder.
+    """Compares two ways to export the decoded values: with this library, and with Spark. Every run
+    writes to an empty folder.
     """
     target = bench.folder() / "written"
     ours = broker.from_tier(

@@ -1,5 +1,5 @@
 """Tests commits that succeed although the library reports an error. Also tests that `clean` keeps
-the files of a running export, and that a commit checks that its files exist unchanged.
+the files of a running export, and that a commit fails if its files were removed or changed.
 """
 
 from __future__ import annotations
