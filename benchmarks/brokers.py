@@ -118,8 +118,8 @@ class FilledBroker:
         return _query("kafka", options, changes)
 
     def from_tier(self, topic: str, **changes: object) -> Query:
-        """Returns the query that reads the same rows as `through_broker` with this library, from
-        the tier.
+        """Returns the query with which this library reads the rows of `through_broker` from the
+        tier.
         """
         options = {
             "path": str(self.broker.tier),
@@ -129,8 +129,8 @@ class FilledBroker:
         return _query("tiered-kafka", options, changes)
 
     def from_brokers(self, topic: str, **changes: object) -> Query:
-        """Returns the query that reads the same rows as `through_broker` with this library, from
-        the same broker.
+        """Returns the query with which this library reads the rows of `through_broker` from the
+        same broker.
         """
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,

@@ -34,8 +34,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 HAS_PROC: Final = Path("/proc/self/task").exists()
 SINKS: Final = ("parquet", "delta")
 SPARKS_DELTA: Final = "delta-spark"
-"""Name of the sink that Spark itself writes as a Delta table, if Delta has a release for this Spark
-version.
+"""Name of the sink for which Spark itself writes a Delta table. It exists only if Delta has a
+release for this Spark version.
 """
 VICTIMS: Final = ("all", "driver", "java", "runner", "worker")
 """Kinds of processes to kill: all processes; the driver's Python; its JVM; the process that plans;
