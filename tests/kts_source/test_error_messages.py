@@ -445,7 +445,7 @@ def read_missing_plan_file(root: Path) -> None:
 
 
 def plan_file(root: Path, **changes: object) -> str:
-    """Writes a plan of the tier with changed members; returns its path."""
+    """Writes a plan file of the tier in which `changes` replace members; returns the path."""
     document = json.loads(kts_source.plan(options_of(write_tier(root))).to_json()) | changes
     path = root.parent / "plan.json"
     path.write_text(json.dumps(document))

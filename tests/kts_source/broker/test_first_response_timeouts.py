@@ -47,8 +47,8 @@ def failure(settings: BrokerSettings) -> tuple[str, float]:
 
 @contextlib.contextmanager
 def listening(answer: bytes | None) -> Iterator[int]:
-    """Listens on a port without speaking Kafka's protocol. Sends `answer` and closes each
-    connection, or stays silent if `answer` is None. Yields the port.
+    """Listens on a port during a `with` block and yields the port. Sends `answer` to each client
+    and closes the connection, or sends nothing if `answer` is None.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections = []

@@ -38,8 +38,8 @@ def build_local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles,
 
 
 def find_copied_stop(life: PartitionLife, replica: Replica) -> int:
-    """Returns the end of the offsets that finished uploads share with the log of `replica`. A
-    broker may delete its segments below this offset.
+    """Returns the offset up to which finished uploads contain the same entries as the log of
+    `replica`. A broker may delete its segments below this offset.
     """
     return max(
         (
@@ -78,9 +78,8 @@ class DiskWriter:
         high_watermark: int,
         source: random.Random,
     ) -> int:
-        """Writes the partition folder of a replica. Returns the first offset on the disk.
-
-        Omits a random number of the oldest segments that the broker may delete.
+        """Writes the partition folder of a replica. Omits some of the oldest segments that the
+        broker may delete; their number is random. Returns the first offset on the disk.
         """
         folder = f"{additional_store_prefix(self.number)}{self.topic}-{partition}/"
         segments = build_local_segments(replica, life.interval)

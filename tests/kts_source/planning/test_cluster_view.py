@@ -325,9 +325,7 @@ def test_replay_of_plan_retries_metadata_without_planned_partitions(
 
 
 def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> None:
-    """A follower with an older Kafka version, or one that lags, does not list all aborted
-    transactions.
-    """
+    """A follower that lags or has an older Kafka version does not list all aborted transactions."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"aborted")] * 3)

@@ -1,6 +1,5 @@
-"""Tests which offsets are admitted to a micro-batch.
-
-Limits are exact, batches have no gaps, and partitions progress evenly in event time.
+"""Tests which offsets a micro-batch gets: limits are exact, batches have no gaps, and the
+partitions progress evenly in event time.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ limits = st.builds(
 
 
 def pending_from(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegment]:
-    """Yields the segments from offset `start` on. A segment that contains `start` is split, and its
-    part before `start` is skipped.
+    """Yields the segments from offset `start` on. If `start` is inside a segment, yields only the
+    part of this segment from `start` on.
     """
     for segment in segments:
         if segment.stop > start:

@@ -78,7 +78,7 @@ def test_replay_does_not_wait_for_partitions_outside_its_batch(
 
 
 def test_replay_waits_for_a_partition_of_its_batch_without_a_leader(brokers: FakeCluster) -> None:
-    """The rows of the partition must not count as lost."""
+    """The rows of this partition must not count as lost."""
     partition = new_partition()
     brokers.create("t", [partition])
     stream = start_stream(brokers, failOnDataLoss="false")

@@ -1,6 +1,5 @@
-"""Checks that a stream detects if a new leader has replaced records that were already read.
-
-The leader epoch of the last read record shows the replacement.
+"""Checks that a stream detects by the leader epoch of the last read record if a new leader has
+replaced records that were already read.
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ def test_segments_uploaded_again_add_no_batch(tmp_path: Path, stream: Running) -
 
 
 def test_replayed_batch_with_replaced_records_raises_data_loss_error(tmp_path: Path) -> None:
-    """The replayed batch would have other rows than the first run of the batch. The sink may have
-    already stored the rows of the first run.
+    """The replayed batch would have different rows than in its first run, whose rows the sink may
+    have already stored.
     """
     write(tmp_path, branch((0, 10), (1, 10)), 0)
     strict, lenient = (

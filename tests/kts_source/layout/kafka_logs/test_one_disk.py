@@ -163,8 +163,8 @@ def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_pat
 
 @pytest.mark.parametrize("missing", ["", "index", "snapshot"])
 def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing: str) -> None:
-    """Planning parses the log that contains the high watermark, and the logs that lack a side file.
-    In other logs, only the read detects the damage.
+    """Planning parses only the log that contains the high watermark, and logs without a side file.
+    In other logs, the damage is detected when they are read.
     """
     for number in range(len(LOG.segments)):
         root = tmp_path / str(number)
@@ -232,8 +232,8 @@ def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
 def test_log_start_of_untiered_log_after_crash_is_not_read_from_leader_epochs(
     tmp_path: Path, first: bytes
 ) -> None:
-    """The broker did not flush its log start before the crash, so it serves the deleted records
-    again.
+    """The broker did not flush its log start before the crash, so after the restart consumers
+    receive the deleted records again.
     """
     builder = LogBuilder()
     for epoch in range(3):
