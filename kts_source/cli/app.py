@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -66,6 +67,17 @@ class _Kts(click.Group):
         command: click.Command = getattr(import_module(f"kts_source.cli.{module}"), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns the command that the first argument names, and suggests one after a typo."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            error.message += f" Did you mean {near[0]!r}?" if near else ""
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""
         write_exit_codes(formatter)
@@ -124,4 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, RejectedRowsError):
             return 4
         return 3 if isinstance(error, DataLossError) else 1
+    except OSError as error:  # of a local file that the user named
+        name = "" if error.filename is None else f"{error.filename}: "
+        click.echo(f"kts: {name}{error.strerror or error}", err=True)
+        return 1
     return code if isinstance(code, int) else 0

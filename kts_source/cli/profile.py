@@ -102,7 +102,8 @@ def _from_profile(name: str | None) -> dict[str, str]:
             return {}
         known = ", ".join(profiles) or "none"
         raise InvalidOptionError(
-            f"profile {wanted!r} does not exist in {file}; existing profiles: {known}"
+            f"profile {wanted!r} does not exist in {file}; existing profiles: {known}. Add a table"
+            f" [{wanted}] to the file"
         )
     options: dict[str, str] = {}
     for key, value in _settings(profiles[wanted]):

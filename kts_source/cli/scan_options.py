@@ -21,6 +21,7 @@ from kts_source.cli.flags import (
 )
 from kts_source.cli.profile import profile_names, with_defaults
 from kts_source.errors import InvalidOptionError
+from kts_source.options import parse_any_options
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def scan_options(
                 *given, values["target"] = given  # type: ignore[assignment]
             _add_arguments(options, given, profile, takes_topic="topic" in arguments)
             options = with_defaults(options, profile)
-            if every_topic and not any(name in options for name in SELECTIONS):
+            if not any(name in options for name in SELECTIONS):
+                if "topic" in arguments and not every_topic:
+                    raise _missing_topic(options)
                 options["subscribePattern"] = ".*"
             command(options, **values)
 
@@ -174,6 +177,20 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
     if "/" in text or text in (".", "..") or any(name in options for name in SELECTIONS):
         return False
     return "path" in options or SERVERS in options
+
+
+def _missing_topic(options: Mapping[str, str]) -> InvalidOptionError:
+    """Returns the error for a command without TOPIC. It lists the topics of the tier.
+
+    Raises:
+        TieredKafkaError: Another option is invalid, or there is no tier at PATH.
+    """
+    from kts_source.planning.describe import topics_of_tier
+
+    parsed = parse_any_options({**options, "subscribePattern": ".*"})
+    topics = topics_of_tier(parsed) if parsed.path else ()
+    listed = f"; topics of this tier: {', '.join(topics)}" if topics else ""
+    return InvalidOptionError(f"TOPIC is missing{listed}")
 
 
 class _Printable(logging.Formatter):

@@ -65,6 +65,12 @@ def end_offsets(
     with closing(open_table(settings)) as table:
         state = table.load()
         committed = state.committed
+        if not state.fingerprint:
+            raise ExportError(
+                f"there is no {settings.table_format} table of export {settings.export_id!r} at the"
+                " target. Set the target, table_format and export_id of the export that wrote it",
+                uri=settings.target,
+            )
         check_rollback(requested, state)
         # The plan starts at the end offsets of the table, because the source may no longer have
         # earlier offsets.

@@ -77,6 +77,10 @@ def run(
         path = tmp_path / "tier" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+    # Examples of the README read the tier of `kts demo`.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "tiered-kafka-sample").symlink_to(tmp_path / "tier")
 
     def run_page(page: Path, names: dict[str, Any]) -> None:
         namespace = {"__name__": "__main__", **names}

@@ -381,3 +381,47 @@ def test_flags_and_source_options_of_a_command_have_distinct_names(name: str) ->
         for flag in (*parameter.opts, *parameter.secondary_opts)
     ]
     assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("target", ["file", "file/lake"])
+def test_export_to_a_file_is_an_invalid_option(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, target: str
+) -> None:
+    (tmp_path / "file").touch()
+    flags = ("--subscribe", "epochs", "--workers", "1")
+    code, _, error = run(capsys, "export", str(tmp_path / target), *flags)
+    assert code == 2
+    assert f"{tmp_path / target} cannot be written: " in error
+
+
+def test_misspelled_command_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verfy", str(TIER)]) == 2
+    assert "Did you mean 'verify'?" in capsys.readouterr().err
+
+
+def test_file_that_cannot_be_read_is_an_error_without_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "plan.json"
+    folder.mkdir()
+    code = main(["restore", "status", str(folder)])
+    error = capsys.readouterr().err
+    assert code == 1
+    assert error == f"kts: {folder}: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("find", "--certificate"), ("report", "--output"), ("audit", "--report")],
+)
+def test_output_in_a_missing_folder_fails_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, flag: str
+) -> None:
+    file = tmp_path / "missing" / "file"
+    condition = ("--where", "offset = 0") if command == "find" else ()
+    code, out, error = run(capsys, command, "--subscribe", "epochs", *condition, flag, str(file))
+    assert (code, out) == (2, "")
+    assert error == (
+        f"kts: {file} cannot be written: the folder {file.parent} does not exist. Create it, or"
+        " choose another path\n"
+    )
