@@ -14,7 +14,7 @@ from kts_source.cli.output import (
     print_json,
     write_atomically,
 )
-from kts_source.cli.scan_options import RECORDS, json_flag, scan_options
+from kts_source.cli.scan_options import RECORDS, json_flag, require_topic, scan_options
 from kts_source.errors import TieredKafkaError
 from kts_source.libraries import require
 from kts_source.texts import json_fields
@@ -184,6 +184,8 @@ def export(
     from kts_source.export.report import failure_to_prometheus
     from kts_source.export.settings import export_settings
 
+    if not clean:
+        require_topic(options)
     if png is not None:
         require("matplotlib", "plot", "--png")  # fail before the work, not after it
         check_output(png)

@@ -80,10 +80,10 @@ def scan_options(
                 *given, values["target"] = given  # type: ignore[assignment]
             _add_arguments(options, given, profile, takes_topic="topic" in arguments)
             options = with_defaults(options, profile)
-            if not any(name in options for name in SELECTIONS):
-                if "topic" in arguments and not every_topic:
-                    raise _missing_topic(options)
+            if every_topic and not any(name in options for name in SELECTIONS):
                 options["subscribePattern"] = ".*"
+            if "topic" in arguments and "target" not in arguments:
+                require_topic(options)
             command(options, **values)
 
         decorated: Callable[..., None] = run
@@ -179,18 +179,21 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
     return "path" in options or SERVERS in options
 
 
-def _missing_topic(options: Mapping[str, str]) -> InvalidOptionError:
-    """Returns the error for a command without TOPIC. It lists the topics of the tier.
+def require_topic(options: Mapping[str, str]) -> None:
+    """Checks that the options select topics.
 
     Raises:
-        TieredKafkaError: Another option is invalid, or there is no tier at PATH.
+        InvalidOptionError: TOPIC is missing. The message lists the topics of the tier.
+        TieredKafkaError: TOPIC is missing, and another option is invalid or there is no tier.
     """
+    if any(name in options for name in SELECTIONS):
+        return
     from kts_source.planning.describe import topics_of_tier
 
     parsed = parse_any_options({**options, "subscribePattern": ".*"})
     topics = topics_of_tier(parsed) if parsed.path else ()
     listed = f"; topics of this tier: {', '.join(topics)}" if topics else ""
-    return InvalidOptionError(f"TOPIC is missing{listed}")
+    raise InvalidOptionError(f"TOPIC is missing{listed}")
 
 
 class _Printable(logging.Formatter):

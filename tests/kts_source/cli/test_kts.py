@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
@@ -18,9 +19,6 @@ from kts_source.cli.app import all_commands, main
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.libraries import install_command
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY = f"encryption.key.pairs.key1.private.key.file={KEYS / 'key1.private.pem'}"
 WHERE = ["--path", str(TIER), "--key-prefix", "tiered/", "-o", KEY]
@@ -399,15 +397,13 @@ def test_misspelled_command_suggests_the_right_one(capsys: pytest.CaptureFixture
     assert "Did you mean 'verify'?" in capsys.readouterr().err
 
 
-def test_file_that_cannot_be_read_is_an_error_without_traceback(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "plan.json"
-    folder.mkdir()
-    code = main(["restore", "status", str(folder)])
-    error = capsys.readouterr().err
-    assert code == 1
-    assert error == f"kts: {folder}: Is a directory\n"
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_an_error_without_traceback() -> None:
+    command = [sys.executable, "-m", "kts_source.cli", "cat", str(TIER), *WHERE[2:], "epochs"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"kts: standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize(
