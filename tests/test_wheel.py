@@ -172,7 +172,7 @@ def test_installed_dependencies_are_compatible(python: Path, tmp_path: Path) -> 
 
 TO_PANDAS = """
 import sys, kts_source
-options = {"keyPrefix": "tiered/", "subscribe": "epochs", "includeHeaders": True}
+options = {"keyPrefix": "tiered/", "subscribe": "codecs", "includeHeaders": True}
 frame = kts_source.scan(sys.argv[1], **options).to_pandas()
 marks = kts_source.describe(sys.argv[1], **options).to_pandas()
 repr(frame), frame._repr_html_(), frame["timestamp"].dt.floor("D"), frame.groupby("offset").size()
@@ -193,7 +193,7 @@ def test_wheel_installation_keeps_pandas_and_numpy_and_compatible_boto3(
     # that does not fit its botocore.
     run(*install, wheel, "boto3", cwd=tmp_path)
     after = installed(python, tmp_path)
-    expected_rows = expected_table("epochs", "read_committed").num_rows
+    expected_rows = expected_table("codecs", "read_committed").num_rows
     assert {name: after[name] for name in ("pandas", "numpy")} == {
         name: before[name] for name in ("pandas", "numpy")
     }
