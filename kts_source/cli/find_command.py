@@ -22,6 +22,7 @@ import click
 
 from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import (
+    check_output,
     echo_printable,
     print_json,
     progress_bar,
@@ -33,7 +34,6 @@ from kts_source.cli.scan_options import PLACES, json_flag, scan_options
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.key_index import index_keys
 from kts_source.finding.search import find
-from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, json_fields
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def find_command(
             raise InvalidOptionError("--offsets and --columns both select columns: remove one")
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
-        local_file(certificate)
+        check_output(certificate)
     writer = JsonLines()
     search = find(options, **_conditions(flags))
     if certificate is not None:
