@@ -1,8 +1,8 @@
-"""`kts demo`: shows on a small sample tier what the package does.
+"""`kts demo`: prints a plan, rows and sums of a sample tier, read with this package.
 
-The sample tier has the orders of a shop. `--all` reads the tier that a real broker wrote for the
-tests, with topics of all kinds. This tier is in the source repository but not in the wheel.
-`--path` selects another tier.
+By default, the command writes a sample tier with the orders of a shop. `--all` reads the tier of
+the test suite, which a broker wrote and which has transactional, compressed and encrypted topics.
+It is in the source repository but not in the wheel. `--path` reads any other tier.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _sample_options() -> dict[str, str]:
 
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
-    """Plans and reads the whole tier in this process, prints a summary, and returns the topics."""
+    """Plans and reads the whole tier in this process, and prints a summary. Returns the topics."""
     from segment_format.kernels.native import load_kernel
 
     scan_options = parse_options(options)
@@ -182,7 +182,7 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
     with (
         tempfile.TemporaryDirectory(prefix="tiered-kafka-demo-") as folder,
-        _held_back_stderr(Path(folder, "stderr.txt")),
+        _stderr_only_on_error(Path(folder, "stderr.txt")),
     ):
         spark = (
             builder.master("local[2]")
@@ -204,9 +204,9 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _held_back_stderr(file: Path) -> Iterator[None]:
-    """Redirects stderr of this process and its children to a file while the block runs. After an
-    error, prints the file to stderr.
+def _stderr_only_on_error(file: Path) -> Iterator[None]:
+    """While the block runs, redirects stderr of this process and its children to a file. If the
+    block raises an error, prints the file to stderr.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -294,8 +294,8 @@ def sample_folder() -> Path:
 
 
 def write_shop(folder: Path) -> dict[str, str]:
-    """Writes the tier, and returns the options that read the orders. Writes the same objects each
-    time.
+    """Writes the tier, and returns the options that read the orders. Every call writes identical
+    objects.
     """
     shutil.rmtree(folder / "tiered", ignore_errors=True)  # another version wrote other objects
     shop = SampleShop(str(folder))
@@ -305,7 +305,7 @@ def write_shop(folder: Path) -> dict[str, str]:
 
 
 def show_tier(options: Mapping[str, str]) -> None:
-    """Prints what the tier contains."""
+    """Prints the segments of the tier."""
     described = describe({name: options[name] for name in ("path", "keyPrefix", "subscribe")})
     print(f"1. What the tier at {options['path']} contains\n")
     names = ("topic", "partition", "log_start", "tier_end", "segments")
@@ -323,7 +323,7 @@ def show_orders(orders: Scan) -> None:
 
 
 def show_large_orders(orders: Scan) -> None:
-    """Prints three of the orders that satisfy `CONDITION`, and how many do."""
+    """Prints three of the orders that satisfy `CONDITION`, and the number of all such orders."""
     large = orders.where(CONDITION)
     print(f"\n3. Large orders from Switzerland: where({CONDITION!r})\n")
     _print_orders(large.limit(3).to_table().to_pylist())

@@ -36,13 +36,12 @@ if TYPE_CHECKING:
 
 
 def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns a row for each partition. It has the columns of `TierDescription.to_arrow` and the
+    """Returns a row for each partition, with the columns of `TierDescription.to_arrow` and the
     column `keys_needed`.
 
-    If a private key for a partition is missing, the row of the partition contains only facts from
-    manifests: offsets are null, and `keys_needed` lists the ids of the missing keys. If the options
-    have no key prefix, but exactly one key prefix is likely, uses this prefix and prints it to
-    standard error.
+    If a private key for a partition is missing, the row contains only facts from manifests: offsets
+    are null, and `keys_needed` lists the ids of the missing keys. Without option `keyPrefix`, the
+    key prefix is guessed; if exactly one prefix is likely, it is used and printed to stderr.
 
     Raises:
         TieredKafkaError: See `describe`. Missing keys raise no error.
@@ -71,8 +70,8 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """Returns the key prefix with which `error` probably does not occur. Returns "" if no prefix or
-    more than one prefix is likely.
+    """Returns the key prefix with which the read probably does not raise `error`. Returns "" if no
+    prefix or more than one is likely.
     """
     if isinstance(error, KeyPrefixError):
         return error.key_prefix

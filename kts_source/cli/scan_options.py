@@ -39,6 +39,7 @@ from kts_source.cli.flags import (
     with_flags,
 )
 from kts_source.errors import InvalidOptionError
+from kts_source.options import parse_any_options
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ _CREDENTIAL: Final = re.compile(
 
 
 def with_defaults(options: Mapping[str, str], profile: str | None) -> dict[str, str]:
-    """Returns the options, and options of the environment and the profile that they lack.
+    """Returns `options`, with added options from the environment and from the profile.
 
-    An option is not added if `options` contain another option with the same purpose. For example,
-    `assign` replaces `subscribe`.
+    An option is not added if `options` contain it, or contain an alternative to it. For example,
+    `subscribe` is not added to options with `assign`.
 
     Args:
         options: Options that the user set by flags.
@@ -120,7 +121,8 @@ def _from_profile(name: str | None) -> dict[str, str]:
             return {}
         known = ", ".join(profiles) or "none"
         raise InvalidOptionError(
-            f"profile {wanted!r} does not exist in {file}; existing profiles: {known}"
+            f"profile {wanted!r} does not exist in {file}; existing profiles: {known}. Add a table"
+            f" [{wanted}] to the file"
         )
     options: dict[str, str] = {}
     for key, value in _settings(profiles[wanted]):
@@ -155,7 +157,9 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields names and values of a table. `s3.region = …` is a table `s3` in TOML."""
+    """Yields names and values of a table, including nested tables: TOML parses `s3.region = …` as a
+    table `s3`.
+    """
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _settings(value, f"{prefix}{key}.")
@@ -217,11 +221,12 @@ def scan_options(
     flags, by the environment, or in the profile.
 
     Args:
-        arguments: The positional arguments in order: `path`, then `topic`, then `target`. The
-            command gets the last one as parameter `target`.
+        arguments: The positional arguments in order, from `path`, `topic` and `target`. Only
+            `target` is passed to the command as a parameter.
         essential: Names of options that `--help` shows.
         every_topic: If True, the command selects all topics by default.
-        by_option_only: Options without an own flag, because the command has a flag with this name.
+        by_option_only: Options that get no flag here, because the command defines a flag with this
+            name.
     """
     flags = [option for option in SOURCE_FLAGS.values() if option.name not in by_option_only]
 
@@ -246,6 +251,8 @@ def scan_options(
             options = with_defaults(options, profile)
             if every_topic and not any(name in options for name in SELECTIONS):
                 options["subscribePattern"] = ".*"
+            if "topic" in arguments and "target" not in arguments:
+                require_topic(options)
             command(options, **values)
 
         decorated: Callable[..., None] = run
@@ -314,13 +321,11 @@ def _pair(text: str) -> tuple[str, str]:
 def _add_arguments(
     options: dict[str, str], given: Sequence[str], profile: str | None, *, takes_topic: bool
 ) -> None:
-    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC.
+    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC. A
+    single argument is the topic if it cannot be a path or if the path is already known.
 
-    A single argument is the topic if it cannot be a path or if the path is already known.
-
-    Raises:
-        InvalidOptionError: An argument and its option are both set.
-        UsageError: There are too many arguments.
+    Raises `InvalidOptionError` if an argument and its option are both set, and `UsageError` for too
+    many arguments.
     """
     names = ("path", "subscribe") if takes_topic else ("path",)
     if len(given) > len(names):
@@ -341,8 +346,25 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
     return "path" in options or SERVERS in options
 
 
+def require_topic(options: Mapping[str, str]) -> None:
+    """Checks that the options select topics.
+
+    Raises:
+        InvalidOptionError: TOPIC is missing. The message lists the topics of the tier.
+        TieredKafkaError: TOPIC is missing, and another option is invalid or there is no tier.
+    """
+    if any(name in options for name in SELECTIONS):
+        return
+    from kts_source.planning.describe import topics_of_tier
+
+    parsed = parse_any_options({**options, "subscribePattern": ".*"})
+    topics = topics_of_tier(parsed) if parsed.path else ()
+    listed = f"; topics of this tier: {', '.join(topics)}" if topics else ""
+    raise InvalidOptionError(f"TOPIC is missing{listed}")
+
+
 class _Printable(logging.Formatter):
-    """Names flags in log messages, and escapes control characters."""
+    """Replaces names of options by flags in log messages, and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message of a record as printable text."""

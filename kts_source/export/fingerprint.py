@@ -62,12 +62,13 @@ def digest_transform(transform: object) -> str:
     try:
         return _Digest().of(transform).hex()[:32]
     except RecursionError:
-        raise _unknown(transform, "it is nested too deeply") from None
+        raise _unknown_content(transform, "it is nested too deeply") from None
 
 
 class _Digest:
-    """Computes digests of objects from their contents. Two objects with equal contents have the
-    same digest, even if their references are shared differently or their sets have another order.
+    """Computes digests of objects from their contents. Objects with equal contents have equal
+    digests, even if their sets have different orders, or if one object refers twice to an object
+    that the other contains as two copies.
     """
 
     def __init__(self) -> None:
@@ -89,8 +90,8 @@ class _Digest:
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401
-        """Computes the digest of an object from the values that pickle would store. Other methods
-        compute the digests of types such as list, dict and function.
+        """Returns the digest of an object. Values of types such as list, dict and function are
+        digested by other methods; any other object by the values that pickle would store.
         """
         try:
             registered = copyreg.dispatch_table.get(type(value))
@@ -98,7 +99,7 @@ class _Digest:
         except RecursionError:
             raise
         except Exception as error:  # noqa: BLE001  # objects may raise anything
-            raise _unknown(value, f"{type(error).__name__}: {error}") from None
+            raise _unknown_content(value, f"{type(error).__name__}: {error}") from None
         if isinstance(reduced, str):
             return _hash("global", qualified_name(type(value)), reduced)
         make, arguments, state, items, pairs = (*reduced, None, None, None, None)[:5]
@@ -197,8 +198,8 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns True if an object belongs to Python's standard library. The source code of such an
-    object is not part of a digest, because it changes with Python versions.
+    """Returns True if an object belongs to Python's standard library. Source code of the standard
+    library is not part of a digest, because it changes with Python versions.
     """
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
@@ -217,7 +218,7 @@ def _hash(kind: str, *values: str | bytes) -> bytes:
     return digest.digest()
 
 
-def _unknown(value: object, reason: str) -> FingerprintError:
+def _unknown_content(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
         f"the transform contains a {qualified_name(type(value))} whose content cannot be"
         f" determined: {reason}. Set an attribute `fingerprint` of type str on the transform or on"
@@ -271,12 +272,12 @@ def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
 
 
 def describe_transform(transform: Transform | None) -> str:
-    """Returns a text that identifies the transform. It changes if the transform changes, unless the
-    change cannot be detected (see the module).
+    """Returns a text that changes if the transform changes, unless the change cannot be detected
+    (see the module).
 
     If the transform has an attribute `fingerprint`, the text is this attribute. Otherwise it
     consists of the name, a digest of the source code, and a digest of all objects that are bound to
-    the transform. Without a transform, it is empty.
+    the transform. Without a transform, the text is empty.
 
     Raises:
         FingerprintError: See `digest_transform`.

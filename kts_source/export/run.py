@@ -247,7 +247,7 @@ class _Run:
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         plan = self._plan(state)
-        log_start(self.run_id, self.settings.target, plan, state.committed)
+        log_run_start(self.run_id, self.settings.target, plan, state.committed)
         self._check_holders(plan, state)
         self.seconds["planning"] = time.monotonic() - started
         if self.settings.verify:
@@ -275,11 +275,11 @@ class _Run:
         report = replace(
             self._report(plan.waves, plan.skipped), newest_ms=newest_ms(plan.scan.partitions)
         )
-        log_end(report, plan.scan.partitions)
+        log_run_end(report, plan.scan.partitions)
         return report
 
     def check(self) -> BackfillReport:
-        """Plans the run, and reports what it would do; see `dry_report`."""
+        """Plans the run, and reports what it would write; see `dry_report`."""
         started = time.monotonic()
         state = self.table.load(self.rules)
         self._typed_columns(state)
@@ -314,7 +314,7 @@ class _Run:
         finally:
             self.progress.end()
         report = replace(self._report((), ()), replayed=len(tasks))
-        log_end(report, ())
+        log_run_end(report, ())
         return report
 
     def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:
@@ -331,13 +331,10 @@ class _Run:
                 break
 
     def _typed_columns(self, state: TableState) -> pa.Schema | None:
-        """Returns the columns of the rows. Decoded columns also have the fields that only the table
-        has.
+        """Returns the columns of the rows; decoded columns also have the fields that only the table
+        has. Returns `None` if no column is decoded, or if a transform may change the columns.
 
-        Returns `None` if no column is decoded, or if a transform may change the columns.
-
-        Raises:
-            SchemaChangedError: The columns do not fit the columns of the table.
+        Raises `SchemaChangedError` if the columns do not fit the columns of the table.
         """
         typed = typed_columns(self.options)
         if not typed or self.settings.transform is not None:
@@ -382,8 +379,8 @@ class _Run:
             check_holders(state, topics, self.settings.target)
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """Checks that the table has no rows with the offsets in `skipped`. A rebuild could not read
-        these rows again.
+        """Checks that the table has no rows with the offsets in `skipped`, because a rebuild could
+        not read these rows again.
         """
         topic_ids = {
             (partition.topic, partition.partition): partition.topic_id
@@ -491,10 +488,8 @@ class _Run:
         self.seconds["committing"] += time.monotonic() - started
 
     def _check_new_fields(self, reports: Sequence[TaskReport]) -> None:
-        """Reports fields that are not in the schema, each of them once per run.
-
-        Raises:
-            SchemaChangedError: There are such fields, and `on_new_fields` is `fail`.
+        """Reports fields that the schema lacks, each of them once per run. If `on_new_fields` is
+        `fail`, raises `SchemaChangedError` instead.
         """
         found = dict.fromkeys(name for report in reports for name in report.new_fields)
         new = [name for name in found if name not in self.new_fields]
@@ -515,7 +510,7 @@ class _Run:
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
         """Returns the columns of the rows that tasks wrote. If they wrote no rows, returns the
-        columns that rows would have. Returns `None` if these are unknown.
+        columns that rows would have, or `None` if these are unknown.
         """
         schemas = [report.schema for report in reports if report.schema is not None]
         if schemas:
@@ -598,7 +593,8 @@ class _Sample:
 def dry_report(
     options: ScanOptions, settings: ExportSettings, plan: ExportPlan, seconds: Mapping[str, float]
 ) -> BackfillReport:
-    """Returns a report of the run that `plan` describes. Its figures are planned or estimated.
+    """Returns a report of the run that `plan` describes. The figures of the report are planned or
+    estimated.
 
     Reads at most 10,000 records of the first task, and decodes them. Writes nothing.
     """
@@ -648,7 +644,7 @@ _MAX_NAMED: Final = 8
 """Maximum number of partitions in a log line."""
 
 
-def log_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRanges) -> None:
+def log_run_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRanges) -> None:
     """Logs the offsets that a run will write, and the committed offsets that it continues after."""
     log.info(
         "run %s: export to %s begins: %d commits planned, %d tasks, %s of segments",
@@ -665,7 +661,7 @@ def log_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRa
                 if partition.start >= partition.stop:
                     span = "no new offsets"
                 lines.append(f"{topic}-{partition.partition} {span}, {after}")
-        log.info("run %s: offsets to write: %s", run_id, _some(lines, "partitions"))
+        log.info("run %s: offsets to write: %s", run_id, _joined(lines, "partitions"))
 
 
 def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> None:
@@ -674,7 +670,7 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
         "run %s: committed %s: %d rows in %d files, %s, %.1f s: %s",
         *(run_id, version, sum(file.rows for file in commit.files), len(commit.files)),
         *(format_bytes(sum(file.size for file in commit.files)), seconds),
-        _some(
+        _joined(
             [
                 f"{step.topic}-{step.key.partition} [{step.start}, {step.stop})"
                 for step in commit.advances
@@ -685,9 +681,9 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
     )
 
 
-def log_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
-    """Logs the figures of a run, and the offsets that it skipped. Only lost offsets are a warning,
-    because the next run reads the offsets after an open transaction.
+def log_run_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
+    """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
+    warning; offsets after an open transaction are not, because the next run reads them.
     """
     log.info(
         "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
@@ -707,11 +703,11 @@ def log_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None
         (logging.INFO, "left for a later run", later),
     ):
         if gaps:
-            log.log(level, "run %s: %s: %s", report.run_id, action, _some(gaps, "ranges"))
+            log.log(level, "run %s: %s: %s", report.run_id, action, _joined(gaps, "ranges"))
 
 
-def _some(texts: Sequence[str], noun: str) -> str:
-    """Joins the first texts. Adds how many more there are."""
+def _joined(texts: Sequence[str], noun: str) -> str:
+    """Joins the first texts, and appends how many texts were omitted."""
     named: Iterable[str] = texts[:_MAX_NAMED]
     more = len(texts) - _MAX_NAMED
     return "; ".join([*named, *([f"and {more:,} more {noun}"] if more > 0 else [])])

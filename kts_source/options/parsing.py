@@ -158,7 +158,7 @@ def check_characters(name: str, text: str) -> None:
 def parse_text(name: str, text: str) -> str:
     """Strips blanks from a text. Rejects an empty text."""
     if not (stripped := text.strip()):
-        raise InvalidOptionError(f"option {name!r} is empty")
+        raise InvalidOptionError(f"option {name!r} is empty: set a value, or remove the option")
     return stripped
 
 
@@ -258,8 +258,8 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
 
 
 def parse_partition_number(name: str, value: object) -> int:
-    """Parses a partition number from JSON. Accepts a number, and also a text, because keys of JSON
-    objects are texts.
+    """Parses a partition number in JSON. Also accepts a text, because keys of JSON objects are
+    texts.
     """
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
         value = int(value)

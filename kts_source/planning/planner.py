@@ -2,9 +2,8 @@
 
 The same code plans partitions of all sources: it finds the bounds, checks for holes, finds out how
 transactions ended, and creates slices. Segments, and slices of segments that are larger than a
-task, are packed into tasks in the order of their offsets. A slice contains all facts that are
-needed to read it (offset range, aborted intervals, lineage), so tasks are independent of each
-other.
+task, are packed into tasks in the order of their offsets. A slice contains everything that a task
+needs to read it (offset range, aborted intervals, lineage), so tasks are independent of each other.
 
 Option `planFile` names a plan, which is read instead. The other options must not contradict the
 plan, and the objects of the plan must be unchanged.
@@ -63,10 +62,10 @@ from kts_source.planning.scan_plan import ScanPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS, wanted_topic_id
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import (
-    bounded,
     cut,
     cut_range,
     fingerprint,
+    limited_to_max_slices,
     pack,
     spans,
     target_bytes,
@@ -76,8 +75,8 @@ from kts_source.planning.tier_source import TierSource
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import SegmentSlice
 from kts_source.secret import scrub
-from kts_source.store.joined_store import is_beside
-from kts_source.store.open_store import open_store, scheme_of, storage_beside
+from kts_source.store.joined_store import is_in_additional_store
+from kts_source.store.open_store import open_store, scheme_of, storage_of_other_path
 from kts_source.texts import some
 from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
@@ -133,14 +132,14 @@ def plan_scan(
     Args:
         options: Options of the scan.
         tier: The tier; by default it is opened from the options.
-        progress: Offsets that the reader already has. They are not planned, and not checked for
-            holes.
-        tasks: True to plan tasks. With False, the plan has partitions but no tasks, unless it reads
-            from brokers or disks.
-        is_read: True to reject plans that are too large or need archived objects.
+        progress: Offsets that the reader already has. The plan contains only later offsets, and
+            only these are checked for holes.
+        tasks: True to plan tasks. If False, the plan of a tier without brokers and disks has
+            partitions but no tasks.
+        is_read: True to raise an error if the plan is too large or needs archived objects.
         on_partition_error: Called with the error of each partition of a tier that cannot be
-            planned; the plan skips this partition. Plans with archived objects are then allowed,
-            because the caller handles them.
+            planned, and which the plan therefore skips. If it is set, archived objects raise no
+            error.
 
     Raises:
         TieredKafkaError: See `segment_catalog.discover`, `requested_bounds` and `check_no_holes`.
@@ -243,7 +242,6 @@ class PlannedPartition:
     """The result of planning one partition.
 
     Attributes:
-        plan: The plan.
         spans: Slices and broker ranges to read, ascending by offset.
         aborted: Number of aborted transactions that have data in the planned offsets.
     """
@@ -270,7 +268,7 @@ def plan_log(
             them.
         with_slices: True to create slices and broker ranges.
         records_end: True if a reader will later continue at the end of the plan. Then the plan ends
-            with the last batch, because a higher end would skip later records.
+            after the last batch, because the reader would skip records below a higher end.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -304,7 +302,7 @@ def _plan_log(
 
     start, stop = bounds_of(source_log.log, lookup)
     if records_end and start < stop == source_log.log.stop:
-        stop = max(start, source_log.end_of_batches())
+        stop = max(start, source_log.last_batch_stop())
     side_files.bounds = start, stop
     surviving = source_log.covering(start, stop)
     check_no_holes(location, surviving, start, stop)
@@ -325,7 +323,11 @@ def _plan_log(
         )
         check_outcomes(location, surviving, decisions)
         check_decided(options.ending, location, stop, plan.stop, plan.end_reason)
-        slices = list(bounded(spans(plan, decisions, options, side_files))) if with_slices else []
+        slices = (
+            list(limited_to_max_slices(spans(plan, decisions, options, side_files)))
+            if with_slices
+            else []
+        )
         read = [(piece.start_offset, piece.stop_offset) for piece in slices]
         if source_log.confirm(surviving, decisions, read):
             break
@@ -345,19 +347,14 @@ def assemble(
     notes: Iterable[str],
     asked: Mapping[str, Sequence[int]],
 ) -> ScanPlan:
-    """Returns the plan of a scan. Splits the slices and ranges of all partitions, and packs them
-    into tasks.
-
-    Args:
-        options: Options of the scan.
-        planned: The planned partitions.
-        notes: Notes for the user.
-        asked: Numbers of the selected partitions, by topic.
+    """Returns the plan of a scan: splits the slices and ranges of all partitions, and packs them
+    into tasks. `notes` are messages for the user; `asked` has the numbers of the selected
+    partitions by topic.
     """
     _log_isolation(planned)
     wanted = [span for partition in planned for span in partition.spans]
     target = target_bytes(wanted, options)
-    pieces = bounded(
+    pieces = limited_to_max_slices(
         piece
         for span in wanted
         for piece in (
@@ -430,8 +427,8 @@ def check_plan(
 def paused_collector() -> Iterator[None]:
     """Pauses garbage collection while the block runs.
 
-    A plan allocates millions of objects, and all of them are needed until it is complete. Searching
-    them repeatedly for cycles takes longer than creating them. With `KTS_TUNING=off`
+    A plan allocates millions of objects, and all of them are needed until it is complete. Repeated
+    searches for cycles in them would take longer than their creation. With `KTS_TUNING=off`
     (`docs/tuning.md`) garbage collection is not paused.
     """
     if not (is_on() and gc.isenabled()):
@@ -454,12 +451,9 @@ _MAX_SHOWN: Final = 200
 
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
-    """Returns the values of those options that affect a plan and that are not stored in another
-    field of the plan.
-
-    Args:
-        options: Options of the scan.
-        partitions: Numbers of the selected partitions by topic, including partitions without data.
+    """Returns the options that affect a plan, without those that another field of the plan stores.
+    `partitions` has the numbers of all selected partitions by topic, even of partitions without
+    data.
     """
     return {
         "partitions": {topic: list(numbers) for topic, numbers in partitions.items()},
@@ -501,7 +495,7 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
         error.uri = None
         raise
     has_disks = options.tail_paths or options.disk_paths
-    if not has_disks and any(is_beside(ref.key) for ref in plan.objects_read()):
+    if not has_disks and any(is_in_additional_store(ref.key) for ref in plan.objects_read()):
         raise InvalidOptionError(
             f"option 'planFile' ({name}): the plan reads brokers' disks at several paths; set"
             " option 'tailPath' (or 'path' with layout 'kafka-logs') to the same paths"
@@ -541,13 +535,13 @@ def _read_file(options: ScanOptions) -> str:
         folder, _, key = before.rpartition("/")
         root = f"{folder}/" if folder.endswith(("/", ":")) else folder
         key = f"{key}?{query}" if query else key
-    storage = storage_beside(options.path, path, options.storage)
+    storage = storage_of_other_path(options.path, path, options.storage)
     with closing(open_store(root, storage, retry_policy=options.fetch.retry_policy)) as store:
         try:
             info = store.head(key)
             if info.size > _MAX_BYTES:
                 raise ObjectTooLargeError(
-                    f"the object has {info.size} bytes, but a plan may have at most {_MAX_BYTES}",
+                    f"the object has {info.size} bytes, more than the limit of {_MAX_BYTES} bytes",
                     uri=store.uri(key),
                 )
             return bytes(store.get_range(key, 0, info.size, version=info.version)).decode()
@@ -621,7 +615,7 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
             continue
         for span in partition.surviving.ranges:
             key = span.segment.objects.log.key
-            if not (key.startswith(options.key_prefix) or is_beside(key)):
+            if not (key.startswith(options.key_prefix) or is_in_additional_store(key)):
                 raise _contradiction("keyPrefix", options.key_prefix, f"reads {key}")
     check_named(options, held.keys(), topics)
 
@@ -710,8 +704,8 @@ def _lost(partition: PartitionPlan, text: str) -> DataLossError:
 def _check_bounds(
     partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Raises `InvalidOptionError` if the bounds in the options do not result in the offsets of the
-    plan. Resolves the bounds with the log that the plan recorded.
+    """Resolves the bounds of the options in the log that the plan recorded. Raises
+    `InvalidOptionError` if the result differs from the offsets of the plan.
     """
     log = partition.surviving
 
@@ -732,7 +726,10 @@ def _check_bounds(
         return log, offset
 
     start, stop = requested_bounds(options, location, log, lookup)
-    starting, ending = _given_bound(options, "starting"), _given_bound(options, "ending")
+    starting, ending = (
+        _bound_option_name(options, "starting"),
+        _bound_option_name(options, "ending"),
+    )
     if starting and start != partition.start:
         raise _contradiction(
             starting, f"offset {start} of {location}", f"begins at {partition.start}"
@@ -744,9 +741,9 @@ def _check_bounds(
     check_decided(options.ending, location, stop, partition.stop, partition.end_reason)
 
 
-def _given_bound(options: ScanOptions, side: str) -> str:
-    """Returns the name of the option that sets a bound; an empty text if no option does. `side` is
-    `starting` or `ending`.
+def _bound_option_name(options: ScanOptions, side: str) -> str:
+    """Returns the name of the option that sets the bound `side`, which is `starting` or `ending`;
+    an empty text if no option sets it.
     """
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     return next((name for name in names if name in options.given), "")

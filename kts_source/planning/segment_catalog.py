@@ -1,10 +1,10 @@
 """Lists and describes the topics, topic ids, partitions and segments of a tier. If a tier was not
 found, suggests a key prefix or a layout.
 
-Listings are not cached, because only they show which objects exist. If a topic was deleted and
-created again, it has two topic ids; one id is chosen per topic before any partition is read. The
-description of a segment is read only when it is needed: from the cache of an earlier plan, or else
-by the layout, usually from a manifest.
+Listings are not cached, because only a new listing shows which objects exist. If a topic was
+deleted and created again, it has two topic ids; one id is chosen per topic before any partition is
+read. The description of a segment is read only when it is needed: from the cache of an earlier
+plan, or else by the layout, usually from a manifest.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SegmentCatalog:
     """Lists and describes the segments of a tier, using its layout.
 
     The threads of `pool` describe segments concurrently. Do not call this class in a thread of
-    `pool`: it would wait for other threads of the pool, and all of them may wait forever.
+    `pool`, to avoid deadlocks.
     """
 
     def __init__(
@@ -78,10 +78,9 @@ class SegmentCatalog:
         self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Sets the number of partitions that will be planned concurrently.
-
-        If there are enough partitions to keep the store busy, the thread of each partition reads a
-        few manifests itself. Passing them to other threads would then take longer.
+        """Sets the number of partitions that will be planned concurrently. If there are enough of
+        them to keep the store busy, each partition's own thread reads a few manifests, because
+        passing them to `pool` would take longer.
         """
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
@@ -100,8 +99,8 @@ class SegmentCatalog:
         return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Returns a listing in which empty segments are not orphans but complete segments. A
-        segment is empty if its log object is missing because the log has no bytes.
+        """Returns the listing with empty segments as complete segments instead of orphans. Such a
+        segment has no log object, because its log has no bytes.
 
         Compaction may remove all records of a closed segment, and some stores keep no object for an
         upload of zero bytes.
@@ -126,9 +125,8 @@ class SegmentCatalog:
         )
 
     def is_empty(self, entry: SegmentEntry) -> bool:
-        """Returns whether the log of a segment is empty: its description states 0 bytes and lists
-        every side file except the transaction index. Returns False if the description cannot be
-        read.
+        """Returns whether the log of a segment is empty: the description states 0 bytes, and lists
+        every side file except the transaction index. Returns False for an unreadable description.
         """
         versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
         version = next(versions, None)
@@ -145,8 +143,8 @@ class SegmentCatalog:
         return is_empty
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
-        """Returns the description of each segment. The result has `None` for a deleted segment, and
-        also for an invalid description if data loss is allowed.
+        """Returns the description of each segment; `None` for a deleted segment, and, if data loss
+        is allowed, for an invalid description.
         """
         if len(entries) <= self._max_inline:
             return self._describe_group(entries)
@@ -186,7 +184,6 @@ class ListedPartition:
     most once. Not thread-safe.
 
     Attributes:
-        folder: Folder of the topic id.
         entries: Complete segments, ascending by base offset, then by segment id.
         orphans: Objects that belong to no complete segment. An orphan with a description is a
             damaged segment.
@@ -256,7 +253,7 @@ class ListedPartition:
 
     def unreadable(self) -> list[tuple[int, str]]:
         """Returns a pair of base offset and URI for each segment whose description is missing or
-        invalid. Considers only descriptions that were requested before.
+        invalid. Considers only segments whose description was requested before.
         """
         entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
@@ -265,8 +262,8 @@ class ListedPartition:
 
     def without_end(self) -> dict[str, tuple[int, str]]:
         """Returns base offset and URI of each damaged segment whose end offset is unknown, by
-        segment id. The log of such a segment is missing, and its other files contain only a lower
-        bound of the end.
+        segment id. The log of such a segment is missing, and its other files show only a lower
+        bound.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
@@ -297,11 +294,10 @@ class DiscoveredTopic:
     """A topic that the tier contains.
 
     Attributes:
-        topic_id: The topic id to read.
         other_ids: All other topic ids of the topic in the tier.
         partitions: Partitions that have complete or damaged segments, ascending by number.
-        empty_partitions: Selected partitions that have no segment under this topic id: the user
-            named them, or the tier has a folder for them.
+        empty_partitions: Selected partitions without a segment under this topic id. The user named
+            them, or the tier has a folder for them.
         parts: Objects in the empty partitions that belong to no complete segment, each with the
             number of its partition.
         older_ids: Members of `other_ids` that have segments. They are older than `topic_id`, unless
@@ -366,20 +362,39 @@ def discover(
     topics = []
     for topic, folders in sorted(incarnations(options, catalog).items()):
         topics.append(discover_topic(options, topic, folders, catalog, pool))
+        if isinstance(options.selection, Assign) and options.fail_on_data_loss:
+            _check_exist(topics[-1], folders, catalog)
         log_topic(topics[-1])
     check_partitions(options, topics, catalog)
     return tuple(topics)
 
 
+def _check_exist(
+    topic: DiscoveredTopic, folders: Sequence[TopicFolder], catalog: SegmentCatalog
+) -> None:
+    """Raises `TopicNotFoundError` if a selected partition has a higher number than all partitions
+    in the tier. Partitions with lower numbers exist in Kafka, even if the tier has no segments of
+    them.
+    """
+    if not topic.empty_partitions:
+        return
+    numbers = {
+        number for folder in folders for number in catalog.layout.partitions(catalog.store, folder)
+    }
+    missing = [number for number in topic.empty_partitions if number > max(numbers, default=-1)]
+    if missing:
+        raise TopicNotFoundError(
+            f"no partition {', '.join(map(str, missing))} of topic {topic.topic!r} in the tier; it"
+            f" has {', '.join(map(str, sorted(numbers))) or 'none'}. If the partition exists and"
+            " has no segment yet, set failOnDataLoss=false to read the others"
+        )
+
+
 def check_partitions(
     options: ScanOptions, topics: Sequence[DiscoveredTopic], catalog: SegmentCatalog
 ) -> None:
-    """Checks that topics that a pattern selected have a partition.
-
-    In another layout, folders may look like topics, but they contain no partitions.
-
-    Raises:
-        TierNotFoundError: No topic has a partition.
+    """Raises `TierNotFoundError` if no topic that a pattern selected has a partition. The tier then
+    probably has another layout, whose folders look like topics but contain no partitions.
     """
     if not topics or not isinstance(options.selection, SubscribePattern):
         return
@@ -458,8 +473,8 @@ def discover_topic(
     pool: Executor,
 ) -> DiscoveredTopic:
     """Lists the partitions of one topic, and chooses the topic id to read: the id in the options,
-    or else the id with the newest event. `folders` are the folders of the topic ids. Raises the
-    errors of `discover`.
+    or else the id with the newest event. `folders` has one folder per topic id. Raises the errors
+    of `discover`.
     """
     pairs = [
         (folder, partition)
@@ -525,8 +540,8 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
     """Returns the objects of a partition that has no complete segment.
 
     Raises `DataLossError` if the objects belong to several segments and data loss is not allowed.
-    Brokers copy segments one after the other, so one incomplete segment may be the first copy, but
-    several incomplete segments prove a loss.
+    Brokers copy one segment at a time. So a single incomplete segment may be a copy in progress,
+    but several prove a loss.
     """
     incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
@@ -542,11 +557,11 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
 def _check_newest(
     options: ScanOptions, chosen: TopicFolder, listed: Sequence[ListedPartition]
 ) -> None:
-    """Checks that no other topic id has newer objects than the chosen topic id.
+    """Raises `DataLossError` if another topic id has newer objects than the chosen one. If data
+    loss is allowed, logs a warning instead.
 
-    A topic id without readable segments may be newer: the topic may be in the process of being
-    created again, or the descriptions of its segments may be lost. Raises `DataLossError`, or logs
-    a warning if data loss is allowed.
+    The other topic id has no readable segments: the topic was probably just created again, or the
+    descriptions of its segments are lost.
     """
     readable = {chosen, *(each.folder for each in listed if each.has_segments)}
     others = [
@@ -583,8 +598,8 @@ def _choose(
     folders: Sequence[TopicFolder],
     listed: Sequence[ListedPartition],
 ) -> TopicFolder:
-    """Returns the folder of the topic id that the options name. If they name none, returns the
-    folder of the topic id with the newest event.
+    """Returns the folder of the topic id in the options; without such an option, the folder of the
+    topic id with the newest event.
     """
     ids = ", ".join(folder.topic_id for folder in folders)
     wanted = wanted_topic_id(options, topic)
@@ -617,8 +632,8 @@ def _choose(
 
 
 def _log_orphans(listed: ListedPartition) -> None:
-    """Logs objects that belong to no complete segment, as warnings. Objects of a copy that may be
-    in progress are logged at level INFO, because they are usual.
+    """Logs warnings about objects that belong to no complete segment. Logs an object of a copy that
+    may be in progress at level INFO, because it is usual.
     """
     last = listed.entries[-1].base_offset if listed.entries else -1
     by_level: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
@@ -680,10 +695,10 @@ def likely_prefixes(
     Args:
         store: Store of the tier.
         layout: Layout that recognizes the folders of topics.
-        key_prefix: Prefix under which no topic was found. The result does not contain it.
-        wanted: Names of topics. If a folder has topics whose names end with one of these, the
-            result contains the prefixes that lead to these topics. For other folders with topics
-            it contains the folder.
+        key_prefix: Prefix under which no topic was found. The result does not contain this prefix.
+        wanted: Names of topics. If a folder has topics whose names end with one of them, the result
+            has the prefixes of these topics. For another folder with topics, the result has the
+            folder itself.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
@@ -704,9 +719,9 @@ def likely_prefixes(
 
 
 def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the key prefixes that a scan needs to find the topics in `wanted`, according to the
-    names of folders. For example, if topic `orders` is wanted and a folder has the name
-    `kts-orders`, the prefix is `kts-`.
+    """Returns the key prefixes with which a scan would find the topics in `wanted`, according to
+    the names of folders. Example: for topic `orders` and a folder `kts-orders`, the prefix is
+    `kts-`.
     """
     ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
     heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))

@@ -37,7 +37,7 @@ def verify_restore(plan_path: str, target: Mapping[str, str]) -> list[str]:
         target: Options `kafka.*` of the new cluster.
 
     Returns:
-        The differences. If there are none, the journal records it.
+        The differences. If there are none, the journal records the step `verified`.
 
     Raises:
         InvalidOptionError: The restore is not written.
@@ -143,8 +143,9 @@ def commit_restore(
     configs: Mapping[str, str],
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> list[str]:
-    """Verifies the restored topics again, and then releases them. Call it when the partitions are
-    on their final brokers, and before producers and consumers start. It may be repeated.
+    """Verifies the restored topics again, and then prepares them for producers and consumers. Call
+    it when the partitions are on their final brokers, and before producers and consumers start. It
+    may be repeated.
 
     Args:
         plan_path: Path of the plan file.
@@ -153,7 +154,7 @@ def commit_restore(
         groups: Committed offsets: by group, topic in the tier, and partition.
 
     Returns:
-        What was done, for the operator.
+        The changes, as texts for the operator.
 
     Raises:
         InvalidOptionError: The restore is not written, the brokers have other rows, or a group or
@@ -168,7 +169,7 @@ def commit_restore(
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
         highest = max(
-            (_staged(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
+            (_staged_step(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
         )
         for node in cluster.nodes:
             raise_producer_ids(cluster, node, highest)
@@ -188,8 +189,8 @@ def clamped_offsets(
     journal: Journal,
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
-    """Returns two values: the offsets to commit, by group and target partition, inside the restored
-    logs; and a line for each offset that was changed.
+    """Limits the committed offsets of groups to the restored logs. Returns two values: the offsets
+    to commit, by group and target partition, and a line for each offset that was changed.
 
     Raises:
         InvalidOptionError: A partition is not in the plan.
@@ -206,7 +207,7 @@ def clamped_offsets(
                         f"group {group}: partition {topic}-{number} is not in the restore plan:"
                         " remove it from the file of groups"
                     )
-                end = _staged(journal, each.name)["end"]
+                end = _staged_step(journal, each.name)["end"]
                 inside = min(max(offset, each.log_start), end)
                 if inside != offset:
                     report.append(
@@ -303,7 +304,7 @@ def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[tuple[str, int
         return codes
 
     try:
-        _repeated(attempt)
+        _retry(attempt)
     except BrokerError as error:
         raise error.extended(f" (group {group})") from None
 
@@ -349,8 +350,10 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
         time.sleep(_PAUSE_SECONDS)
 
 
-def _repeated(attempt: Callable[[], Iterable[int]]) -> None:
-    """Calls `attempt` until it returns no error code. Raises the first lasting error."""
+def _retry(attempt: Callable[[], Iterable[int]]) -> None:
+    """Calls `attempt` until it returns no error code. Raises the first error that a retry cannot
+    resolve.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         codes = {code for code in attempt() if code}
@@ -361,7 +364,7 @@ def _repeated(attempt: Callable[[], Iterable[int]]) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _staged(journal: Journal, name: str) -> Mapping[str, Any]:
+def _staged_step(journal: Journal, name: str) -> Mapping[str, Any]:
     staged = journal.staged(name)
     if staged is None:
         raise InvalidOptionError(f"{name} is not written: run kts restore write first")

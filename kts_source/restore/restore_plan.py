@@ -34,18 +34,16 @@ class PartitionRestore:
     """The part of a restore that concerns one partition.
 
     Attributes:
-        topic: Topic in the tier.
         topic_id: Topic id in the tier.
         target_topic: Topic in the new cluster.
-        partition: Partition number, the same in the tier and in the new cluster.
+        partition: Partition number in the tier and in the new cluster.
         log_start: First offset that consumers may see.
         stop: One past the last offset of the tier.
         resume_at: Minimum offset of the next record. If it is above the end of the restored log, an
             empty batch spans the offsets between them.
         stable_stop: One past the last offset whose transactions are all decided.
         max_epoch: Highest leader epoch in the tier; −1 if the tier records none.
-        segments: Number of segments.
-        bytes: Size of the original segments.
+        bytes: Size of the original segments in bytes.
         fingerprint: Digest of the names, versions and offset ranges of the segments.
         undecided: Producer id and first offset of each open transaction, oldest first.
     """
@@ -66,7 +64,7 @@ class PartitionRestore:
 
     @property
     def name(self) -> str:
-        """Target topic and partition, as the broker names its folder."""
+        """Target topic and partition, as in the name of the partition's folder."""
         return f"{self.target_topic}-{self.partition}"
 
 
@@ -77,10 +75,9 @@ class RestorePlan:
     Attributes:
         plan_id: Random id of the plan.
         source: Paths of the tier.
-        cluster_id: Id of the new cluster.
         node_id: Id of the broker that gets the files; −1 if the replicas are on several brokers.
         target_ids: Topic id of each target topic in the new cluster.
-        undecided: What happens to undecided transactions: one of `UNDECIDED_POLICIES`.
+        undecided: Handling of transactions without a known end: one of `UNDECIDED_POLICIES`.
         partitions: The partitions, ascending by topic and number.
         refusals: Reasons why the plan must not be executed. Empty if it may be executed.
         notes: Facts that the operator should know.
@@ -169,7 +166,8 @@ _NOT_ALLOWED: Final = (
 
 
 def source_options(options: Mapping[str, str]) -> ScanOptions:
-    """Returns the checked options of the tier. The restore determines offsets and isolation level.
+    """Returns the checked options of the tier, with the offsets and the isolation level of a
+    restore.
 
     Raises:
         InvalidOptionError: An option is invalid, or limits the offsets, or names brokers.
@@ -199,8 +197,8 @@ def plan_restore(
     Args:
         options: Options of the tier.
         target: Options `kafka.*` of the new cluster.
-        undecided: What happens to transactions without a known end. `refuse`: the plan is refused.
-            `abort`: they are aborted.
+        undecided: Handling of transactions without a known end. `refuse`: the plan is refused.
+            `abort`: the transactions are aborted.
         rename: Name in the new cluster, by name in the tier.
         resume_at: Minimum offset of the next record, by topic in the tier and partition.
 
@@ -220,7 +218,7 @@ def plan_restore(
             f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
         )
     if len({names.get(topic, topic) for topic in topics}) < len(topics):
-        raise InvalidOptionError("rename gives the same name to two topics")
+        raise InvalidOptionError("rename gives the same name to two topics: use different names")
     partitions = []
     for each in scan.partitions:
         wanted = resume.get(each.topic, {}).get(each.partition, 0)

@@ -81,9 +81,7 @@ class LogDir:
     """A log directory (`log.dirs`) of a stopped broker.
 
     Args:
-        path: The folder.
         cluster_id: Id of the cluster that the broker must belong to.
-        node_id: Id of the broker.
 
     Raises:
         InvalidOptionError: The folder is not a log directory of this broker.
@@ -163,7 +161,9 @@ class LogDir:
                 **offsets,
             }
         except SegmentFormatError as error:
-            raise InvalidOptionError(f"{path} is invalid: {error}") from None
+            raise InvalidOptionError(
+                f"offset checkpoint {path} cannot be parsed: {error}"
+            ) from None
         kept = {pair: offset for pair, offset in sorted(merged.items()) if offset is not None}
         lines = ["0", str(len(kept)), *(f"{t} {n} {at}" for (t, n), at in kept.items())]
         temporary = path.with_name(name + TEMPORARY)
@@ -255,7 +255,7 @@ def write_restore(
 
     Args:
         plan_path: Path of the plan file. The journal is written next to it.
-        options: Options of the tier, the same as for the plan.
+        options: Options of the tier, as passed to `plan_restore`.
         log_dir: A log directory of the broker that has the only replicas of the target topics.
         on_partition: Called with the name of each partition after it is written.
 
@@ -282,7 +282,7 @@ def write_restore(
         for name, folder in folders.items():
             if journal.staged(name) is None:
                 check_empty(folder)
-        sources = _unchanged(plan, parsed)
+        sources = _plan_unchanged_tier(plan, parsed)
         if journal.has("checked"):
             return plan
         journal.begin(str(target.path.resolve()))
@@ -299,8 +299,12 @@ def write_restore(
     return plan
 
 
-def _unchanged(plan: RestorePlan, options: ScanOptions) -> dict[tuple[str, int], PartitionPlan]:
-    """Plans the tier again, and checks that it has the planned segments."""
+def _plan_unchanged_tier(
+    plan: RestorePlan, options: ScanOptions
+) -> dict[tuple[str, int], PartitionPlan]:
+    """Plans the tier again, and checks that it has the segments in `plan`. Returns the new plan of
+    each partition.
+    """
     errors: list[str] = []
     scan = plan_source(options, errors)
     found = {(each.topic, each.partition): each for each in scan.partitions}
@@ -372,8 +376,8 @@ def _checked_digests(
     """Compares the rows on the disk with the rows of the tier, and returns the digests of the rows
     on the disk.
 
-    In `read_committed`, rows at or after an undecided transaction are not compared, because a read
-    of the tier ends there.
+    In `read_committed`, rows from the first transaction without a known end on are not compared,
+    because a read of the tier ends before them.
     """
     digests = {}
     for level in LEVELS:
@@ -415,9 +419,8 @@ class PartitionWriter:
 
     Args:
         folder: Folder of the partition. Temporary files of an earlier attempt are removed.
-        restore: Plan of the restore.
-        plan: Plan of the scan.
-        undecided: What happens to transactions that are open at the end.
+        undecided: If it is `abort`, abort markers are appended for transactions that are open at
+            the end. Otherwise such transactions are an error.
 
     Attributes:
         files: Size of each written file, by its final name.
@@ -461,8 +464,8 @@ class PartitionWriter:
         self._add(f"{self.end:020d}.snapshot", write_producer_snapshot(()))
 
     def _kept_bytes(self, file: BinaryIO, span: SegmentRange, *, is_first: bool) -> tuple[int, int]:
-        """Returns the byte range of the batches to keep. The first segment keeps a batch that
-        contains the log start.
+        """Returns the byte range of the batches to keep. In the first segment, this includes the
+        batch that contains the log start.
         """
         if (span.start, span.stop) == (span.segment.start_offset, span.segment.stop_offset):
             return 0, _size(file)
@@ -481,8 +484,8 @@ class PartitionWriter:
         return (batches.position if start is None else start), batches.position
 
     def _finish(self, file: BinaryIO, base: int, *, is_last: bool) -> None:
-        """Checks all batches of a segment, appends what the restore adds, and writes the side
-        files.
+        """Checks all batches of a segment, appends abort markers and the batch up to `resume_at`,
+        and writes the side files.
         """
         side_files = RebuiltSideFiles(base, _size(file), self._open)
         batches = self._batches(file, base, None, check_crcs=True)

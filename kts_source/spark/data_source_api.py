@@ -71,13 +71,13 @@ __all__ = [
     "ReadAllAvailable",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
-    "Travels",
+    "UnpickledByLoad",
 ]
 
 
-class Travels(abc.ABCMeta):
-    """Metaclass of classes that Spark pickles. `load` unpickles these classes, so a worker without
-    this package raises an error that explains the problem.
+class UnpickledByLoad(abc.ABCMeta):
+    """Metaclass of classes that Spark pickles. `worker.load` unpickles these classes, so a worker
+    without this package raises an error that explains the problem.
     """
 
 
@@ -85,18 +85,16 @@ def _loaded(cls: type) -> tuple[Any, ...]:
     return load, (cls.__module__, cls.__qualname__)
 
 
-copyreg.pickle(Travels, _loaded)
+copyreg.pickle(UnpickledByLoad, _loaded)
 
 
 _MANAGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 
 @contextmanager
-def replacing_quietly(spark: SparkSession) -> Iterator[None]:
-    """Hides Spark's warning that a data source replaced a registered one, while the block runs.
-
-    The package replaces its own classes on purpose. Does nothing if the session gives no access to
-    its JVM.
+def without_replacement_warning(spark: SparkSession) -> Iterator[None]:
+    """While the block runs, hides Spark's warning that a new data source replaces a registered one.
+    Does nothing if the session gives no access to its JVM.
     """
     try:
         log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001

@@ -30,13 +30,13 @@ from kts_source.spark.data_source_api import (
     DataSource,
     DataSourceReader,
     InputPartition,
-    Travels,
-    replacing_quietly,
+    UnpickledByLoad,
+    without_replacement_warning,
 )
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
-    forget_finders_of_sparks_archives,
+    forget_archive_finders,
     load,
 )
 
@@ -143,7 +143,7 @@ def run_tasks(
     Raises:
         TieredKafkaError: A task failed with this error.
     """
-    with replacing_quietly(spark):
+    with without_replacement_warning(spark):
         spark.dataSource.register(export_data_source(tag, tasks, job))
     is_tagged = _add_tag(spark, tag)
     try:
@@ -158,7 +158,7 @@ def run_tasks(
             spark.removeTag(tag)
         # The session keeps the registered class, so replace it by a class without tasks and
         # credentials.
-        with replacing_quietly(spark):
+        with without_replacement_warning(spark):
             spark.dataSource.register(export_data_source(tag, (), None))
     for row in rows:
         yield row["report"]
@@ -217,7 +217,7 @@ def _completed_tasks(context: SparkContext, group: str) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-class ExportReader(DataSourceReader, metaclass=Travels):
+class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
     """A reader whose partitions are tasks. Reading a partition runs its task.
 
     Spark pickles the reader for every task, so the pickle contains only `job`, not the list of
@@ -233,7 +233,7 @@ class ExportReader(DataSourceReader, metaclass=Travels):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Returns one partition for each task. Partitions contain no credentials and no keys."""
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
         return [InputPartition(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

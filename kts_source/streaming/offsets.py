@@ -8,12 +8,12 @@
                           …},
                 "from":{"<topic>":{"id":"<topic id>","p":{"<partition>":<first offset>, …}}, …}}
 
-Topics are sorted by name and partitions by number, because Spark compares positions as text.
-Usually, the batch that ends at this position starts at the previous position. `from` has the start
-offset of each partition in which the batch starts at another offset. These are all partitions in
-the first batch, new partitions, partitions of a topic that was created again, and partitions in
-which lost offsets were skipped. The position before the first batch is a constant without offsets,
-because Spark never passes it to a source again after the first batch.
+Topics are sorted by name and partitions by number, because Spark compares positions as text. A
+position is the end of a batch. The batch usually starts where the batch before it ended. `from` has
+the start offset of each partition in which it starts elsewhere: all partitions in the first batch,
+new partitions, partitions of a topic that was created again, and partitions in which lost offsets
+were skipped. The position before the first batch is a constant without offsets, because Spark never
+passes it to a source again after the first batch.
 
 Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are accepted as
 positions, too: `{"<topic>":{"<partition>":<next offset>}}`.
@@ -86,8 +86,8 @@ class TopicPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicBegin:
-    """Start offsets of a batch in one topic. Contains a partition only if the batch does not start
-    at the offset at which the previous batch ended.
+    """Start offsets of a batch in one topic. Contains the partitions in which the batch does not
+    start where the batch before it ended.
     """
 
     topic_id: str

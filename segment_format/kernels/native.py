@@ -7,8 +7,8 @@ when they are first used. Numba caches the machine code in the user's cache fold
 its own for each version of the sources. If this folder cannot be written, each process compiles the
 kernels.
 
-The library contains the paths and digests of the sources from which it was compiled. A library
-whose sources have changed is not used, unless only comments and docstrings have changed.
+The library contains the paths and digests of the sources from which it was compiled. It is not used
+if code in a source has changed; changes of comments and docstrings do not matter.
 
 `KTS_KERNELS` in the environment names the variant to use, or `jit` for numba.
 """
@@ -36,13 +36,8 @@ _NOTICE: Final = "compiling kernels, once per machine, about 20 s"
 
 
 def compile_kernel(name: str, module: str, signature: str, reason: str) -> Callable[..., int]:
-    """Returns a kernel that numba compiles now, or has compiled before.
-
-    Args:
-        name: Name of the kernel.
-        module: Module below `segment_format` that defines it.
-        signature: Types of the result and of the parameters.
-        reason: Why the kernel is not taken from the library.
+    """Returns the kernel `name` of `module` (a module below `segment_format`), which numba compiles
+    now, or has compiled before. `reason` says why the kernel is not taken from the library.
 
     Raises:
         ImportError: numba is not installed.
@@ -67,8 +62,8 @@ def compile_kernel(name: str, module: str, signature: str, reason: str) -> Calla
 
 
 def _cache_folder() -> Path | None:
-    """Returns the folder for the machine code of these sources, or `None` if other users could
-    write it.
+    """Returns the folder for the machine code of these sources; `None` if other users could write
+    to it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     digest = hashlib.sha256()
@@ -161,7 +156,7 @@ VARIANTS: Final = {
 
 @lru_cache
 def load_kernel(name: str) -> Callable[..., int]:
-    """Returns a kernel. Its parameters are numbers; addresses are numbers, too.
+    """Returns a kernel. All parameters are numbers, including addresses.
 
     Args:
         name: Name of the kernel in `KERNELS`.
@@ -234,8 +229,8 @@ def source_digest(source: bytes) -> str:
 
 
 def code_digest(source: bytes) -> str:
-    """Returns a digest of a source file that its comments and docstrings do not change. Slow, so
-    only used if the file has changed.
+    """Returns a digest of a source file without comments and docstrings. Slow, so it is only used
+    if the file has changed.
     """
     import tokenize
 

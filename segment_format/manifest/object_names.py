@@ -83,8 +83,6 @@ class PartitionDirectory:
     """Parts of the name of a partition's directory in a broker's log directory.
 
     Attributes:
-        topic: Name of the topic.
-        partition: Number of the partition.
         state: Empty if the broker uses the directory; else `future`, `delete` or `stray`.
     """
 
@@ -152,8 +150,8 @@ def parse_log_file_name(name: str) -> LogFileName | None:
 
 
 def _split_topic_id(name: str) -> tuple[str, uuid.UUID] | None:
-    """Splits `<text>-<topic id>` at the dash before the id. Returns the text and the id; `None` if
-    `name` has another form.
+    """Splits `<text>-<topic id>` before the id. Returns the text and the id; `None` if `name` has
+    another form.
     """
     before, dash = name[: -UUID_TEXT_LENGTH - 1], name[-UUID_TEXT_LENGTH - 1 : -UUID_TEXT_LENGTH]
     try:
@@ -194,10 +192,8 @@ class CustomMetadata:
 
 
 def parse_custom_metadata(data: bytes | None) -> CustomMetadata:
-    """Parses the custom metadata of a segment. Ignores unknown fields.
-
-    Args:
-        data: Bytes from the metadata record. `None` or no bytes mean that there are no fields.
+    """Parses the custom metadata of a segment. `None` or no bytes mean that it has no fields.
+    Ignores unknown fields.
 
     Raises:
         InvalidManifestError: The bytes are not a section of tagged fields, or a field is invalid.

@@ -3,8 +3,8 @@ remote tiers.
 
 Use it in tests of software that reads tiered segments, such as layout plug-ins. `LogBuilder` builds
 a log and the rows that readers must return. `AivenTierWriter` and `LocalTierWriter` write the log
-to a tier. This package shares no code with the parsers of `segment_format`, so a mistake in one of
-them makes tests fail.
+to a tier. The writers share no code with the parsers of `segment_format`. So if a writer or a
+parser is wrong, tests that use both fail.
 """
 
 from segment_format.testing.batches import (

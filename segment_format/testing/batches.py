@@ -122,7 +122,7 @@ def compress(codec: str, payload: bytes, *, magic: int = 2) -> bytes:
     Args:
         codec: none, gzip, snappy, lz4 or zstd.
         payload: The records of one batch, or the inner entries of one legacy wrapper.
-        magic: Magic of the batch. With magic 0, the LZ4 header checksum covers the magic, too.
+        magic: Magic of the batch. With magic 0, the LZ4 header checksum also covers the LZ4 magic.
 
     Raises:
         ValueError: The codec is unknown, or is zstd with magic 0 or 1.
@@ -234,7 +234,7 @@ class SimpleRecord:
 
 
 class HeaderFields(TypedDict, total=False):
-    """Header fields of a batch. The functions of this module pass them to `frame_batch`
+    """Header fields of a batch that `write_batch` and similar functions pass to `frame_batch`
     unchanged.
     """
 
@@ -245,8 +245,8 @@ class HeaderFields(TypedDict, total=False):
 
 
 def assign_offsets(records: Sequence[SimpleRecord], base_offset: int) -> list[int]:
-    """Returns the absolute offset of every record. This is its `offset`. If that is None, it is the
-    offset after the previous record, or `base_offset` for the first record.
+    """Returns the absolute offset of every record: its attribute `offset` or, if that is None, the
+    offset after the previous record (`base_offset` for the first record).
 
     Raises:
         ValueError: The offsets do not strictly increase from `base_offset`.
@@ -355,6 +355,7 @@ def frame_batch(
     """Returns a batch with correct length and checksum. The payload may be invalid.
 
     Args:
+        producer_id: Id of the producer.
         payload: Bytes after the header, already compressed with the codec in `attributes`.
         base_offset: First offset of the batch as it was produced.
         record_count: Number of records that the header states; may differ from the number in the
@@ -365,9 +366,9 @@ def frame_batch(
             not cover it.
         base_timestamp: Milliseconds since 1970: the base timestamp, or the delete horizon.
         max_timestamp: Milliseconds since 1970.
-        producer_id: Id of the producer; -1 for no producer id.
-        producer_epoch: Epoch of the producer; -1 for no producer id.
-        base_sequence: Sequence number of the first record; -1 for no producer id.
+        producer_epoch: Epoch of the producer. `producer_id`, `producer_epoch` and `base_sequence`
+            are -1 without a producer.
+        base_sequence: Sequence number of the first record.
     """
     checked = (
         _AFTER_CRC.pack(
@@ -456,11 +457,11 @@ def write_empty_batch(
     """Returns a batch without records. Compaction keeps a producer's last batch in this form.
 
     Args:
+        transactional: Sets attribute bit 4.
+        control: Sets attribute bit 5.
         base_offset: First offset of the original batch.
         last_offset: Last offset of the original batch, inclusive.
         max_timestamp: Largest timestamp of the original batch, milliseconds since 1970.
-        transactional: Attribute bit 4.
-        control: Attribute bit 5.
         **fields: See `HeaderFields`.
     """
     return write_batch(
@@ -495,7 +496,7 @@ def write_message_set(
 
     Args:
         records: Records without headers. A record with an `offset` can leave a hole before it.
-        base_offset: Offset of the first record if the `offset` of this record is None.
+        base_offset: Offset of the first record, unless the record has an `offset`.
         magic: 0 or 1.
         codec: none (one entry per record), gzip, snappy or lz4.
         timestamp_type: Attribute bit 3 of magic 1. With `LOG_APPEND_TIME`, the timestamp of the

@@ -53,9 +53,9 @@ class ProtobufDecoder:
     becomes int64, `uint64` becomes decimal(20, 0), Timestamp and Duration become microseconds, and
     a wrapper becomes its value or null. Fields that are not selected are skipped without checks.
 
-    An absent field becomes its declared default. If it has no declared default, it becomes null or
-    zero. It becomes null if Protobuf distinguishes an absent field from a field with the default
-    value; this includes required fields and fields in a oneof.
+    An absent field becomes its declared default. Without a declared default, it becomes null if
+    Protobuf distinguishes an absent field from a field with the default value (also for required
+    fields and fields in a oneof), and zero otherwise.
 
     A number that the enum does not have becomes text, such as `"7"`. But if the file of the enum
     has syntax proto2, the field counts as absent, as in Protobuf. A value with text that is not
@@ -196,7 +196,6 @@ class ColumnMemory:
 
     Args:
         program: Program of the message type.
-        rows: Number of values.
         capacities: Initial capacity of each level, in entries.
         size: Total size of the values in bytes. It determines the limit for memory.
     """
@@ -332,8 +331,8 @@ class ArrayBuilder:
     """Builds Arrow arrays from the columns that the kernel has filled.
 
     Attributes:
-        bad: Row -> (path of the field, reason), for values that turned out to be bad while the
-            arrays were built.
+        bad: Row -> (path of the field, reason), for bad values that were found while the arrays
+            were built.
     """
 
     def __init__(self, memory: ColumnMemory) -> None:
@@ -349,14 +348,12 @@ class ArrayBuilder:
         return array
 
     def _array(self, column: Column, path: str, above: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns the Arrow array of a column and its children.
+        """Returns the Arrow array of a column and its children. `path` is the path of the field:
+        names joined by dots.
 
-        Args:
-            column: The column.
-            path: Path of its field: names joined by dots.
-            above: Mask of the rows in which the surrounding struct is not null; `None` if it has no
-                nulls. Fields of null structs become null, too, because some engines read a field
-                without checking whether its struct is null.
+        `above` is a mask of the rows in which the surrounding struct is not null; `None` if it has
+        no nulls. Fields of null structs become null, too, because some engines read a field without
+        checking whether the struct is null.
         """
         count = self._memory.count(column.level)
         present = self._present(column)
@@ -401,8 +398,8 @@ class ArrayBuilder:
         return None if present.all() else present
 
     def _enum_names(self, column: Column, path: str, present: NDArray[np.bool_] | None) -> pa.Array:
-        """Converts the numbers of an enum column to the names of the enum's values. If the enum has
-        no name for a number, the number itself is the name, such as `"7"`.
+        """Converts the numbers of an enum column to the names of the enum's values. A number
+        without a name becomes text, such as `"7"`.
         """
         assert column.enum is not None
         numbers: NDArray[Any] = self._memory.numbers(column.values, column.level, np.int32)
@@ -478,12 +475,9 @@ FIRST: Final = (0,)
 
 
 def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...], int]:
-    """Parses a message index. Returns two values: the indices, which are the path to the message
-    type in its file, and the position of the message, which follows the message index.
-
-    Args:
-        data: The value, from its first byte.
-        position: Position of the message index in the value.
+    """Parses the message index at `position` in the value `data`. Returns two values: the indices,
+    which are the path to the message type in its file, and the position of the message, which
+    follows the message index.
 
     Raises:
         ValueError: The message index is invalid.
@@ -530,17 +524,17 @@ class _Head:
 class ConfluentProtobufDecoder:
     """Decodes values whose header states the id or GUID of the writer's schema.
 
-    The writer's schema is only needed to determine the message type, because Protobuf identifies
-    fields by numbers.
+    The writer's schema only determines the message type, because Protobuf identifies fields by
+    numbers.
 
     Args:
         decoder: Decoder of the expected message type. Values of other message types are bad.
-        message_of: Function that returns the full name of a message type. Its arguments are the
-            schema id (or the GUID as text) and the message index. If it raises LookupError, all
-            values with this head in the batch are bad, and the text of the error is their reason.
-            The next batch calls the function again. If `message_of` is `None`, the message index is
-            looked up in the file of `decoder`. This is only correct if the files of the writers
-            contain the same messages in the same order.
+        message_of: Function that returns the full name of a message type for a schema id (or a GUID
+            as text) and a message index. If it raises LookupError, all values with this head in the
+            batch are bad, and the text of the error is their reason; the next batch calls the
+            function again. If `message_of` is `None`, the message index is looked up in the file of
+            `decoder`, which is correct only if the writers' files contain the same messages in the
+            same order.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Tests options from profiles and environment variables, and which of them wins."""
+"""Tests options from profiles and environment variables, and which value is used if both set an
+option.
+"""
 
 from __future__ import annotations
 

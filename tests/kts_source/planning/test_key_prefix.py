@@ -1,6 +1,5 @@
-"""Checks the error for a wrong or missing key prefix.
-
-The error proposes the right prefix, and its search needs only few listings.
+"""Checks that the error for a wrong or missing key prefix suggests the right prefix, and that few
+listings are enough to find it.
 """
 
 from __future__ import annotations

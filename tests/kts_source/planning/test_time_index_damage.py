@@ -45,9 +45,8 @@ def build_log(seed: int) -> BuiltLog:
 def find_largest(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
-    """Returns the largest timestamp of the batch that contains `offset`, or `None`.
-
-    The search begins at byte `position` of the log. Returns `None` if it finds no such batch.
+    """Returns the largest timestamp of the batch that contains `offset`. Searches the log from byte
+    `position` on, and returns `None` if it finds no such batch.
     """
     return next(max_timestamps_from(read, len(log), position, offset), None)
 
@@ -210,9 +209,8 @@ def build_ascending_log() -> BuiltLog:
 
 
 def lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
-    """Returns a copy of the objects with one changed manifest.
-
-    In the manifest of segment `base`, the largest timestamp is lower by `by_ms`.
+    """Returns a copy of the objects with one changed manifest: the largest timestamp of segment
+    `base` is lower by `by_ms`.
     """
     (key,) = (key for key in objects if f"/{base:020d}-" in key and key.endswith("manifest"))
     manifest = json.loads(objects[key])

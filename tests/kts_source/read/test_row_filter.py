@@ -1,6 +1,5 @@
-"""Compares ways to filter rows: with two decoding passes, with one pass, and after a full decode.
-
-The first of two passes decodes only the columns of the condition.
+"""Compares three ways to filter rows: in two decoding passes, the first of which decodes only the
+columns of the condition; in one pass; and after a full decode.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _log() -> BuiltLog:
 
 @pytest.fixture
 def restored(tmp_path: Path, cluster: NewCluster) -> NewCluster:
-    """Returns a new cluster with a restored topic, whose brokers serve it."""
+    """Returns a new cluster with a restored topic, which consumers can read from its brokers."""
     log = _log()
     writer = LocalTierWriter(tmp_path / "tier", topic="orders")
     for files in log.segments:

@@ -1,4 +1,6 @@
-"""Checks that the order of offsets reveals wrong base offsets, which no checksum covers."""
+"""Checks that a wrong base offset, which no checksum covers, is detected because the offsets are
+not in order.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Checks which batch headers a read trusts when it skips a batch or ends.
-
-The checksum of the batch or the header of the next batch must confirm them.
+"""Checks that a read skips a batch, or ends, only if the batch header is confirmed by the checksum
+of the batch or by the header of the next batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of values with a Confluent header and message index."""
+"""Tests values with a Confluent header and message index."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
 
 
 def readable(value: bytes) -> tuple[bytes, str]:
-    """Removes the header of a value.
-
-    Returns two values: the bytes of the message, and the reason why the header is invalid. The
-    reason is empty if the header is valid; otherwise the bytes are empty.
+    """Removes the header of a value. Returns the bytes of the message, which are empty if the
+    header is invalid, and the reason why it is invalid, which is empty if it is valid.
     """
     if len(value) < 5:
         return b"", "the value is shorter than"

@@ -1,7 +1,7 @@
 """Checks that the kernel neither reads past the values nor writes past the columns' memory.
 
-The values end at a page without access rights, so a load past them ends the process. The test
-therefore uses a process of its own. Output memory is followed by marker bytes.
+The values end at a page without access rights, so a read past them ends the process. The tests
+therefore use a separate process. Output memory is followed by marker bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ MARKED = 64
 
 
 def run() -> int:
-    """Decodes all prefixes of a sample, and copies of the sample with one changed byte.
-
-    Decodes each value alone, with and without a Confluent header. Returns the number of values.
+    """Decodes all prefixes of a sample, and copies of the sample with one changed byte, each alone,
+    with and without a Confluent header. Returns the number of values.
     """
     decoders = {
         syntax: ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order")

@@ -1,4 +1,4 @@
-"""Tests of Confluent's message index, which precedes a message."""
+"""Tests Confluent's message index, which precedes a message."""
 
 from __future__ import annotations
 
