@@ -28,8 +28,10 @@ from kts_source.spark.task_errors import noted_errors, original_errors
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
+    explained_memory,
     forget_finders_of_sparks_archives,
     load,
+    unpickle,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +172,8 @@ class ExportReader(DataSourceReader, metaclass=Travels):
         self._job = job
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ExportReader, ((), self._job)
+        built = ExportReader, ((), self._job)
+        return unpickle, (cloudpickle.dumps(built),)  # type: ignore[no-untyped-call]
 
     def partitions(self) -> Sequence[InputPartition]:
         """Returns one partition for each task. Partitions contain no credentials and no keys."""
@@ -188,7 +191,7 @@ class ExportReader(DataSourceReader, metaclass=Travels):
         if task is None or self._job is None:
             return
         try:
-            with explained_imports(), noted_errors():
+            with noted_errors(), explained_memory(), explained_imports():
                 report = task.run(self._job)
         finally:
             end_task()

@@ -168,6 +168,15 @@ def test_api_page_of_exports_gives_a_meaning_for_every_argument_of_backfill() ->
         ("100 B records, all columns |", "../README.md", "{} million records of 100 bytes"),
         (f"{PEER}, data in the tier, 100 B, all columns", "../README.md", "{:.0f} times as fast"),
         (f"{CPU}, 100 B, all columns", "../README.md", "{:.1f} of the processor time"),
+        *(
+            (f"task's process, {size} B records, prefetchBytes={mib}m: peak memory |", page, cell)
+            for mib in (8, 32, 128)
+            for size, page, cell in (
+                (100, "operations.md", f"| `{mib}m`{' (default)' * (mib == 128)} | {{}} MiB |"),
+                (1000, "operations.md", "MiB | {} MiB |"),
+            )
+        ),
+        ("export, 1000 B records, codec none: peak memory", "operations.md", "reaches {} MiB"),
     ],
 )
 def test_documented_speeds_match_benchmark_results(row: str, page: str, text: str) -> None:
