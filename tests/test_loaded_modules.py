@@ -41,7 +41,7 @@ def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
 ADAPTERS = tuple(
     f"kts_source.engines.{name}" for name in ("duckdb_dataset", "polars_source", "ray_source")
 )
-"""Modules that import an engine's library; loaded only when the engine is used."""
+"""Modules that import an engine's library. They must be loaded only when the engine is used."""
 NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
 
 
@@ -60,6 +60,11 @@ NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pysp
         ),
         pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),
         pytest.param("import kts_source", {"numba", "s3fs", "pandas", "pyspark"}, id="kts_source"),
+        pytest.param(
+            "import kts_source\nkts_source.metrics, kts_source.errors, kts_source.secret",
+            {"numba", "s3fs", "pandas", "pyspark"},
+            id="modules",
+        ),
         pytest.param(
             "import kts_source\nkts_source.scan",
             {"numba", "s3fs", "pandas", "pyspark", "polars", "duckdb", "ray"},

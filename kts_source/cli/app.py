@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -31,14 +32,14 @@ separated by commas. Both may come from the environment (KTS_PATH) or from a pro
 
 _COMMANDS: Final[Mapping[str, str]] = {
     "topics": "inspect_commands:topics",
-    "describe": "describe_command:describe",
+    "describe": "inspect_commands:describe",
     "segments": "inspect_commands:segments",
     "plan": "inspect_commands:plan",
     "cat": "cat_command:cat",
     "schema": "inspect_commands:schema",
     "find": "find_command:find_command",
     "index": "find_command:index_command",
-    "groups": "describe_command:groups",
+    "groups": "inspect_commands:groups",
     "audit": "audit_command:audit_command",
     "verify": "audit_command:verify_command",
     "report": "audit_command:report_command",
@@ -66,20 +67,30 @@ class _Kts(click.Group):
         command: click.Command = getattr(import_module(f"kts_source.cli.{module}"), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns the command that the first argument names, and suggests one after a typo."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"{error.message}{hint}", ctx) from None
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""
         write_exit_codes(formatter)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # the exit code
-        """Runs a command. If the reader of its output has closed the pipe, as `head` does, the
-        command ends without an error.
+        """Runs a command. The command ends without an error if the reader of its output closes the
+        pipe, as `head` does.
         """
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Python flushes standard output again when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return 0
         return code
 
@@ -105,6 +116,11 @@ def all_commands() -> dict[str, click.Command]:
     return found
 
 
+def _discard_output() -> None:
+    """Prevents an error when Python flushes standard output again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command in `arguments` and returns its exit code. By default, uses the arguments of
     this process.
@@ -124,4 +140,10 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, RejectedRowsError):
             return 4
         return 3 if isinstance(error, DataLossError) else 1
+    except OSError as error:  # of a local file, or of standard output
+        if error.filename is None:
+            _discard_output()
+        name = "standard output" if error.filename is None else error.filename
+        click.echo(f"kts: {name}: {error.strerror or error}", err=True)
+        return 1
     return code if isinstance(code, int) else 0

@@ -27,11 +27,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def write_atomically(path: str, text: str) -> None:
-    """Replaces a file atomically: readers see either the old or the new text.
+def check_output(path: str) -> None:
+    """Checks that a file can be written at a path. Commands call it before the work.
 
     Raises:
-        InvalidOptionError: The file cannot be written.
+        InvalidOptionError: The path is not local, or its folder does not exist.
+    """
+    folder = local_file(path).parent
+    if not folder.is_dir():
+        raise InvalidOptionError(
+            f"{path} cannot be written: the folder {folder} does not exist. Create it, or choose"
+            " another path"
+        )
+
+
+def write_atomically(path: str, text: str) -> None:
+    """Replaces the contents of a file atomically. Raises `InvalidOptionError` if the file cannot be
+    written.
     """
     target = local_file(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -40,12 +52,14 @@ def write_atomically(path: str, text: str) -> None:
         fresh.replace(target)
     except OSError as error:
         fresh.unlink(missing_ok=True)
-        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+        raise InvalidOptionError(
+            f"{path} cannot be written: {error.strerror}. Choose another path"
+        ) from None
 
 
 def remove_file(path: str) -> None:
-    """Removes an old output file before the command writes a new one. Does nothing if the file does
-    not exist.
+    """Removes an old output file, so that a failing command leaves no outdated output. Does nothing
+    if the file does not exist.
 
     Raises:
         InvalidOptionError: The file cannot be removed.
@@ -59,8 +73,8 @@ def remove_file(path: str) -> None:
 @contextmanager
 def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., None]]:
     """Shows a progress bar in bytes if stderr is a terminal and `is_shown` is True. Yields a
-    function that updates the bar. It takes the same arguments as `rich.progress.Progress.update`,
-    without the task.
+    function that updates the bar, with the arguments of `rich.progress.Progress.update` except the
+    task.
     """
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
+_MANY_FILES: Final = 100
+_SMALL_FILE: Final = 1 << 20
 _STAGES: Final = ("planning", "verifying", "running", "committing")
 """Stages whose seconds add up to the duration of a run."""
 _HELP: Final = {
@@ -81,8 +83,8 @@ class BackfillReport(Displayed):
         files: Number of committed files.
         file_bytes: Size of the committed files in bytes.
         segment_bytes: Original size of the segments that were read, in bytes.
-        left_bytes: Original size of the segments that are left for the next round, in bytes.
-        commits: Number of commits.
+        left_bytes: With `follow`, original size of the segments that the next round will read, in
+            bytes.
         requests: Number of read requests that tasks sent to the tier.
         bytes_read: Number of bytes that tasks received from objects.
         retries: Number of requests that were repeated after an error.
@@ -91,7 +93,7 @@ class BackfillReport(Displayed):
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
-        run_id: Id of the run, which its log lines and metrics have, too.
+        run_id: Id of the run, as in log lines and metrics.
         malformed: Number of rows that mode `DROPMALFORMED` dropped.
         newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
             the epoch; `None` if unknown, for example for records that only brokers have.
@@ -144,6 +146,17 @@ class BackfillReport(Displayed):
             return ""
         hours = max(0, self.ended_ms - self.newest_ms) / 3_600_000
         return f"the newest record of the tier is {hours:,.1f} hours old"
+
+    @property
+    def small_files(self) -> str:
+        """Advice if the run wrote many small files; empty otherwise."""
+        if self.files < _MANY_FILES or self.file_bytes >= self.files * _SMALL_FILE:
+            return ""
+        return (
+            f"{self.files:,} files of {format_bytes(self.file_bytes // self.files)} on average are"
+            " slow to read: choose a coarser partition_by, such as month(timestamp), or fewer and"
+            " longer runs"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as values that JSON supports."""
@@ -215,11 +228,8 @@ def _prometheus(target: str, figures: Mapping[str, float]) -> str:
 
 
 def draw_report(report: BackfillReport) -> Figure:
-    """Draws a picture of the report. The left side has a bar with the seconds of each stage, and
-    the right side has the text of the report.
-
-    Returns:
-        A `matplotlib.figure.Figure` without a window. Write it with `savefig`.
+    """Returns a `matplotlib.figure.Figure` of the report, without a window: on the left a bar with
+    the seconds of each stage, on the right the text of the report. Write it with `savefig`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -272,8 +282,7 @@ def _summary(report: BackfillReport) -> list[str]:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
     if report.malformed:
         lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
-    if report.freshness:
-        lines.append(f"  {report.freshness}")
+    lines.extend(f"  {line}" for line in (report.freshness, report.small_files) if line)
     if report.new_fields:
         lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
@@ -345,7 +354,7 @@ def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
     """Yields the offset ranges that tasks could not read because objects are missing. Each range
-    occurs once, even if several tasks read slices of the same segment.
+    occurs once, even if several tasks read slices of one segment.
     """
     for lost in sorted({lost for report in reports for lost in report.lost}):
         reason = "the object was deleted after planning"

@@ -3,11 +3,16 @@
 Every attempt uses unique file names, so retries and speculative copies never conflict. Only files
 that the driver commits become part of the table. The number of open files and the bytes in memory
 are limited.
+
+A task also finds fields of keys and values that producers have added and the schema of the export
+lacks. The export does not write these fields. For Avro with a registry, the writer's schema of
+every value is compared with the schema of the export. For JSON, a sample of the values is parsed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 import uuid
@@ -15,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -37,18 +42,29 @@ from kts_source.export.row_schema import check_columns, conform_rows
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport, WrittenFile
 from kts_source.export.transforms import Rejected, RowTransform
+from kts_source.options.value_formats import (
+    AVRO_APICURIO,
+    AVRO_CONFLUENT,
+    AVRO_GLUE,
+    JSON,
+    JSON_CONFLUENT,
+)
 from kts_source.processes import in_processes
 from kts_source.read.read_settings import FOR_SPARK, BatchLimits
+from kts_source.read.value_decoders import framed, needed_columns, value_decoder
+from segment_format.values.avro.schema import Array, Map, Record, Union
+from segment_format.values.json.ddl import parse_ddl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.export.new_fields import NewFields
     from kts_source.export.partitioning import PartitionValue
     from kts_source.export.task import ExportJob, RunnableTask
+    from kts_source.options.value_formats import ColumnFormat
     from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskMetrics
     from kts_source.read.typed_rows import SetAside
+    from segment_format.values.avro.schema import Schema
 
 
 MAX_OPEN_FILES: Final = 8
@@ -72,7 +88,6 @@ class _OpenFile:
     """A file that is being written.
 
     Attributes:
-        key: Key of the file.
         file: Writes the file.
         owner: Partition of its rows.
         start: First offset that was read for the file so far.
@@ -129,7 +144,7 @@ class TaskWriter:
 
     @property
     def field_columns(self) -> tuple[str, ...]:
-        """Columns that batches need so that new fields are found."""
+        """Columns that batches need so that fields outside the schema are reported."""
         return () if self._fields is None else self._fields.columns
 
     def __enter__(self) -> Self:
@@ -152,7 +167,7 @@ class TaskWriter:
             return
         started = time.monotonic()
         if self._fields is not None:
-            self._fields.look(batch)
+            self._fields.add_unknown(batch)
         owner = self._owner_of(batch)
         self._count_records(owner, batch.num_rows)
         offsets = batch.column(OFFSET)
@@ -168,7 +183,7 @@ class TaskWriter:
             columns = [field.values(rows) for field in fields]
             if values_in == "file":
                 for field, column in zip(fields, columns, strict=True):
-                    if field.is_made:
+                    if field.needs_own_column:
                         rows = rows.append_column(field.name, column)
             for row, part_rows in split(rows, columns):
                 try:
@@ -180,7 +195,7 @@ class TaskWriter:
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
         """Writes rows that cannot be decoded to the dead letters. `batch` contains their stored
-        bytes. `reasons` maps the number of each such row in the batch to the reason.
+        bytes. `reasons` maps the number of each undecodable row in the batch to the reason.
         """
         owner = self._owner_of(batch)
         self._count_records(owner, len(reasons))
@@ -369,7 +384,7 @@ class TaskWriter:
 
 _NEEDED: Final[tuple[str, ...]] = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
-"""More rows than batches for Spark, because the writer has a cost per batch."""
+"""Larger than batches for Spark, because the writer has a fixed cost per batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +392,6 @@ class ExportTask:
     """Reads the records of a scan task and writes them to Parquet files.
 
     Attributes:
-        number: Number of the task within the run.
         scan: The slices to read.
         topic_ids: Topic id by topic and partition, for all slices.
     """
@@ -418,17 +432,15 @@ def new_fields_of(job: ExportJob) -> NewFields | None:
     """Returns a collector of new fields; `None` if no column is decoded."""
     if not job.options.formats:
         return None
-    from kts_source.export.new_fields import NewFields  # imports value decoders
-
     return NewFields(job.options.formats)
 
 
 def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:
     """Returns the columns that a task must read so that dead letters contain whole records.
 
-    Args:
-        raw: True if keys or values are decoded. Then the names of their bytes are returned, because
-            a name such as `value` would decode the value even if the table has no column for it.
+    If `raw` is True, keys or values are decoded, and the result contains the names of the columns
+    with their bytes. A name such as `value` would decode the value even if the table has no column
+    for it.
     """
     return tuple(RAW_COLUMNS.get(name, name) if raw else name for name in RECORD_COLUMNS)
 
@@ -442,16 +454,17 @@ def read_rows(
     batches: BatchLimits = FOR_SPARK,
     set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task. Returns a report without times and files.
+    """Reads the slices of a task and calls `take` with every batch. Returns a report without times
+    and files.
 
     Args:
         number: Number of the task within the run.
         scan: The slices to read.
         job: Values that all tasks of the run share.
-        take: Called with every batch.
+        take: Receives the batches.
         needed: Columns that batches must have, in addition to the columns in the options.
         batches: Limits of a batch.
-        set_aside: Called with rows that cannot be decoded. `None` = raise an error for them.
+        set_aside: Called with rows that cannot be decoded. If `None`, such rows raise an error.
     """
     from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace
@@ -529,3 +542,119 @@ class LocalExecutor:
 
 def _run(job: ExportJob, task: RunnableTask) -> TaskReport:
     return task.run(job)
+
+
+_FRAMED_AVRO: Final = (AVRO_APICURIO, AVRO_CONFLUENT, AVRO_GLUE)
+_SAMPLED_ROWS: Final = 16
+"""Values that are parsed per batch."""
+_MAX_FIELDS: Final = 100
+"""Maximum number of fields that a task reports, because names may be data, such as ids."""
+_HEADER_SIZES: Final = {0: 5, 1: 17}
+"""Bytes of Confluent's header, by its first byte."""
+
+
+class NewFields:
+    """Collects the fields of values that the schema lacks.
+
+    Attributes:
+        columns: Columns that batches must have.
+        found: Descriptions of the fields, such as `value.discount`.
+    """
+
+    def __init__(self, formats: Sequence[ColumnFormat]) -> None:
+        self._formats = [
+            form for form in formats if form.format in (JSON, JSON_CONFLUENT, *_FRAMED_AVRO)
+        ]
+        raw = tuple(form.raw_column for form in self._formats)
+        self.columns = (*raw, *needed_columns(self._formats))
+        self._types = {
+            form.column: parse_ddl(form.schema)
+            for form in self._formats
+            if form.format not in _FRAMED_AVRO
+        }
+        self.found: dict[str, None] = {}
+        self._known_ids: set[int | str] = set()
+
+    def add_unknown(self, batch: pa.RecordBatch) -> None:
+        """Adds the unknown fields in the values of `batch` to `found`. `batch` must have the
+        columns in `columns`.
+        """
+        for form in self._formats:
+            is_avro = form.format in _FRAMED_AVRO
+            rows = batch
+            if not is_avro:
+                step = max(1, batch.num_rows // _SAMPLED_ROWS)
+                rows = batch.take(pa.array(range(0, batch.num_rows, step), pa.int64()))
+            columns = {name: rows.column(name) for name in needed_columns((form,))}
+            values = framed(
+                pa.RecordBatch.from_pydict({**columns, form.column: rows.column(form.raw_column)}),
+                form,
+            )
+            texts = self._avro(form, values) if is_avro else self._json(form, values)
+            for text in texts:
+                if len(self.found) < _MAX_FIELDS:
+                    self.found[text] = None
+
+    def _avro(self, form: ColumnFormat, values: pa.Array) -> Iterator[str]:
+        decoder: Any = value_decoder(form)
+        for schema_id, schema in decoder.writers_of(values):
+            if schema_id not in self._known_ids:
+                self._known_ids.add(schema_id)
+                for path in _new_avro_fields(schema, form.reader_schema, form.column):
+                    yield f"{path} (schema id {schema_id})"
+
+    def _json(self, form: ColumnFormat, values: pa.Array) -> Iterator[str]:
+        for value in values.to_pylist():
+            if value is None:
+                continue
+            start = 0
+            if form.format == JSON_CONFLUENT:
+                start = _HEADER_SIZES.get(value[0], 0)
+            try:
+                document = json.loads(value[start:])
+            except (ValueError, RecursionError):
+                continue
+            yield from _new_json_fields(document, self._types[form.column], form.column)
+
+
+def _new_json_fields(value: object, kind: pa.DataType, path: str) -> Iterator[str]:
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        for name, item in value.items():
+            index = kind.get_field_index(name)
+            if index < 0:
+                yield f"{path}.{name}"
+            else:
+                yield from _new_json_fields(item, kind.field(index).type, f"{path}.{name}")
+    elif pa.types.is_list(kind) and isinstance(value, list):
+        for item in value:
+            yield from _new_json_fields(item, kind.value_type, path)
+    elif pa.types.is_map(kind) and isinstance(value, dict):
+        for item in value.values():
+            yield from _new_json_fields(item, kind.item_type, path)
+
+
+def _new_avro_fields(writer: Schema, reader: Schema, path: str) -> Iterator[str]:
+    if isinstance(writer, Union) or isinstance(reader, Union):
+        # Only the usual case, a union of null and one type, is compared.
+        one, other = _without_null(writer), _without_null(reader)
+        if one is not None and other is not None:
+            yield from _new_avro_fields(one, other, path)
+    elif isinstance(writer, Record) and isinstance(reader, Record):
+        fields = {name: each for each in reader.fields for name in (each.name, *each.aliases)}
+        for field in writer.fields:
+            if field.name not in fields:
+                yield f"{path}.{field.name}"
+            else:
+                inner = fields[field.name].type
+                yield from _new_avro_fields(field.type, inner, f"{path}.{field.name}")
+    elif isinstance(writer, Array) and isinstance(reader, Array):
+        yield from _new_avro_fields(writer.items, reader.items, path)
+    elif isinstance(writer, Map) and isinstance(reader, Map):
+        yield from _new_avro_fields(writer.values, reader.values, path)
+
+
+def _without_null(schema: Schema) -> Schema | None:
+    if not isinstance(schema, Union):
+        return schema
+    branches = [each for each in schema.branches if getattr(each, "kind", "") != "null"]
+    return branches[0] if len(branches) == 1 else None

@@ -111,13 +111,13 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "no_topic": (
         {"subscribe": None},
-        "InvalidOptionError: one and only one of the options subscribe, subscribePattern,"
-        " assign must be given, not none",
+        "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
+        " set, but none is set",
     ),
     "two_selections": (
         {"subscribePattern": "o.*"},
-        "InvalidOptionError: one and only one of the options subscribe, subscribePattern,"
-        " assign must be given, not subscribe and subscribePattern",
+        "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
+        " set, but subscribe and subscribePattern are set",
     ),
     "size": (
         {"targetPartitionBytes": "lots"},
@@ -203,7 +203,8 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "where_unknown_column": (
         {"where": "offst > 5"},
         "InvalidOptionError: option 'where': offst is not a column for predicates"
-        " (columns: key, value, topic, partition, offset, timestamp, timestampType)",
+        " (columns: key, value, topic, partition, offset, timestamp, timestampType); for a field of"
+        " values, set option 'value.format' and write value.<field>",
     ),
     "where_wrong_type": (
         {"where": "offset > 'abc'"},
@@ -445,7 +446,7 @@ def read_missing_plan_file(root: Path) -> None:
 
 
 def plan_file(root: Path, **changes: object) -> str:
-    """Writes a plan of the tier with changed members; returns its path."""
+    """Writes a plan file of the tier in which `changes` replace members; returns the path."""
     document = json.loads(kts_source.plan(options_of(write_tier(root))).to_json()) | changes
     path = root.parent / "plan.json"
     path.write_text(json.dumps(document))
@@ -485,7 +486,8 @@ def audit_at_unknown_level(root: Path) -> None:
 
 READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     read_missing_folder: (
-        "StoreNotFoundError: the folder does not exist [object file://TIER/missing/]"
+        "StoreNotFoundError: the folder does not exist. Set option 'path' to the folder that"
+        " contains the tier [object file://TIER/missing/]"
     ),
     read_empty_folder: (
         "TierNotFoundError: no tier at file://TIER/: searched for folders"

@@ -47,7 +47,7 @@ def test_tail_prints_the_last_records_by_timestamp(
     assert shown == [(row["partition"], row["offset"]) for row in rows[-7:]]
 
 
-def test_tail_with_a_condition_reads_further_back(
+def test_tail_with_a_condition_prints_the_last_matching_records(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     rows = [row for row in expected_rows("codecs") if row["partition"] == 0]
@@ -59,7 +59,7 @@ def test_tail_with_a_condition_reads_further_back(
     assert [json.loads(line) for line in lines] == [{"offset": offset} for offset in wanted]
 
 
-def test_tail_of_more_records_than_exist_prints_all(
+def test_tail_of_more_records_than_exist_prints_all_records(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     lines = output(capfdbinary, "epochs", "--tail", "100000").splitlines()
@@ -67,7 +67,51 @@ def test_tail_of_more_records_than_exist_prints_all(
     assert output(capfdbinary, "epochs", "--tail", "0") == b""
 
 
-def test_partition_selects_partitions_of_the_topic(
+def test_cat_without_topic_lists_topics_of_the_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cat", *WHERE]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kts: TOPIC is missing; topics of this tier: ")
+    assert "codecs" in error
+    assert "txn" in error
+
+
+def test_unknown_partition_is_an_error_that_names_existing_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cat", *WHERE, "txn", "-p", "7"]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "no partition 7 of topic 'txn' in the tier; it has 0, 1" in error
+
+
+@pytest.mark.parametrize("flags", [["--since", "1h"], ["--since", "1h", "--tail", "3"]])
+def test_since_without_newer_records_prints_time_of_the_newest_record(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str]
+) -> None:
+    log = LogBuilder()
+    log.append([SimpleRecord(b"v", timestamp=1_700_000_000_000)])
+    log.roll()
+    tier = write_tier(tmp_path / "tier", list(log.build().segments))
+    assert main(["cat", str(tier.root), "--subscribe-pattern", ".*", *flags]) == 0
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "the newest record is from 2023-11-14T22:13:20+00:00" in error
+
+
+def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cat", *WHERE, "epochs", "--since", "2020-01-01", "--where", "offset < 0"]) == 0
+    assert capsys.readouterr().err == "no records\n"
+
+
+@pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "'since'")])
+def test_invalid_since_is_an_error_that_names_since(
+    capsys: pytest.CaptureFixture[str], since: str, error: str
+) -> None:
+    assert main(["cat", *WHERE, "txn", "--since", since]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_partition_flag_selects_partitions_of_the_topic(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     lines = output(capfdbinary, "txn", "-p", "1", "--columns", "partition,offset").splitlines()
@@ -123,7 +167,7 @@ def test_invalid_format_is_refused_before_reading(
     assert "--format" in capsys.readouterr().err
 
 
-def test_csv_distinguishes_null_empty_and_binary(
+def test_csv_output_distinguishes_null_empty_and_binary_values(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     values = [None, b"", b'a,"b"\n', b"\xff\x00", b"base64:"]
@@ -139,7 +183,7 @@ def test_csv_distinguishes_null_empty_and_binary(
     assert [row[0] for row in parsed[1:4]] == ["", "", 'a,"b"\n']
 
 
-def test_table_aligns_columns_and_truncates_long_values(
+def test_table_output_aligns_columns_and_truncates_long_values(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "70")
@@ -163,7 +207,7 @@ def test_cat_exits_without_error_if_the_pipe_is_closed() -> None:
     assert (child.returncode, err) == (0, b"")
 
 
-def test_follow_prints_the_last_and_then_new_records(tmp_path: Path) -> None:
+def test_cat_with_follow_prints_last_records_and_then_new_records(tmp_path: Path) -> None:
     builder = LogBuilder()
     for number in range(3):
         builder.append([SimpleRecord(b"%d" % number)])

@@ -18,6 +18,7 @@ from kts_source.errors import (
     InvalidOptionError,
     ObjectChangedError,
     StoreError,
+    StoreNotFoundError,
 )
 from kts_source.secret import Secret
 from kts_source.store.local_store import LocalStore
@@ -304,7 +305,9 @@ def test_folder_replaced_by_link_after_a_read_is_refused(
 def test_folder_replaced_by_link_during_open_is_refused(
     nested: Path, monkeypatch: pytest.MonkeyPatch, read: str, replaced: str
 ) -> None:
-    """The folder becomes a link after all checks, right before the last system call on it."""
+    """The folder is replaced with a link after all checks, directly before the last system call on
+    it.
+    """
     store, system_open = LocalStore(nested), os.open
     calls: list[str] = []
 
@@ -397,3 +400,9 @@ def test_descriptors_are_closed_after_every_outcome(nested: Path) -> None:
         with contextlib.suppress(OSError):
             status = os.fstat(int(path.name))
             assert not any(os.path.samestat(status, other) for other in below)
+
+
+def test_path_of_a_file_is_reported_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "tier").touch()
+    with pytest.raises(StoreNotFoundError, match="is a file, not a folder"):
+        list(open_store(str(tmp_path / "tier"), Secret({})).list_objects(""))
