@@ -464,6 +464,17 @@ class EndStates:
         return {}
 
 
+def _gaps(partition: PartitionLog, first: int, horizon: int) -> Iterator[tuple[int, int, int]]:
+    """Yields each gap after one of the ranges `first` to `horizon` - 1: the number of the range
+    before the gap, and the offsets [low, high) of the gap.
+    """
+    gaps = {gap.start for gap in partition.missing}
+    for number in range(first, min(horizon, len(partition.ranges) - 1)):
+        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
+        if low in gaps:
+            yield number, low, high
+
+
 def _lost_in_gaps(
     partition: PartitionLog,
     first: int,
@@ -475,14 +486,8 @@ def _lost_in_gaps(
     as if they were aborted at the start of the gap. The gap may contain their marker, so it is
     unknown whether they were committed.
     """
-    gaps = {gap.start for gap in partition.missing}
-    if not gaps:
-        return []
     lost = []
-    for number in range(first, min(horizon, len(partition.ranges) - 1)):
-        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
-        if low not in gaps:
-            continue
+    for number, low, high in _gaps(partition, first, horizon):
         # A producer has one transaction at a time. So a transaction that began below the gap and
         # continues after it is the transaction that was open at the gap, even if a replay found a
         # higher first offset.
@@ -518,14 +523,8 @@ def _with_first_offsets_of_snapshots(
     contains its first offset. Snapshots have a checksum, so an index entry with a higher first
     offset is damaged.
     """
-    gaps = {gap.start for gap in partition.missing}
-    if not gaps:
-        return []
     begun_earlier = []
-    for number in range(first, min(horizon, len(partition.ranges) - 1)):
-        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
-        if low not in gaps:
-            continue
+    for number, low, high in _gaps(partition, first, horizon):
         across = [txn for txn in aborted if txn.first_offset < low and txn.last_offset >= high]
         if not across:
             continue

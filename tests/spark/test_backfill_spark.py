@@ -99,6 +99,7 @@ def test_failing_transform_raises_and_commits_nothing(spark: SparkSession, tmp_p
     assert not list((tmp_path / "table" / "_kts" / "commits").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_backfill_exports_decoded_values(spark: SparkSession, tmp_path: Path) -> None:
     values: list[bytes | None] = [avro(number) for number in range(30)]
     values[4] = None

@@ -16,6 +16,7 @@ from pyiceberg.catalog import load_catalog
 from kts_source.errors import ExportError, InvalidOptionError
 from kts_source.export.partitioning import parse_partition_by
 from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, source
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,8 @@ def test_partition_column_contains_hour_day_or_month_in_the_given_zone(
 
 @pytest.mark.parametrize("table_format", FORMATS)
 @pytest.mark.parametrize(
-    "text", ["hour(timestamp)", "month(timestamp)", "day(timestamp, Asia/Tokyo) as tokyo"]
+    "text",
+    only(2, ["month(timestamp)", "day(timestamp, Asia/Tokyo) as tokyo", "hour(timestamp)"]),
 )
 def test_table_partitioned_by_time_contains_all_rows(
     tmp_path: Path, table_format: str, text: str
@@ -76,7 +78,8 @@ def test_table_partitioned_by_time_contains_all_rows(
 
 
 @pytest.mark.parametrize(
-    "text", ["hour(timestamp)", "month(timestamp) as m", "day(timestamp, Asia/Tokyo) as t"]
+    "text",
+    only(2, ["month(timestamp) as m", "day(timestamp, Asia/Tokyo) as t", "hour(timestamp)"]),
 )
 def test_delta_and_iceberg_have_the_same_partition_names(tmp_path: Path, text: str) -> None:
     (field,) = parse_partition_by([text])
