@@ -139,6 +139,10 @@ class UnsupportedSparkError(TieredKafkaError, ImportError):
     """The version of Spark is below 4.0. Older versions do not support Python data sources."""
 
 
+class WorkerMemoryError(TieredKafkaError, MemoryError):
+    """A Python worker of Spark reached the limit of its address space."""
+
+
 class PlanTooLargeError(TieredKafkaError):
     """The plan exceeds `maxPlanBytes` or `maxPlanRequests`."""
 

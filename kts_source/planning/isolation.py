@@ -144,7 +144,12 @@ def check_ends(
         try:
             check_end(partition, decisions.aborted, decisions.ends, number, below, side_files, lost)
         except UnknownStartError:
-            log.warning("transactions open at offset %d are not compared with the log", below)
+            segment = partition.ranges[number].segment
+            log.warning(
+                "%s-%s: transactions open at offset %d are not compared with the log, because"
+                " only earlier segments, which are not read, record them",
+                *(segment.topic, segment.partition, below),
+            )
 
 
 def ends_of_reads(
@@ -371,9 +376,7 @@ class EndStates:
             )
             entries = None
         if entries is None:
-            log.warning(
-                "transaction index of %s is not usable: replaying batch headers", _name(span)
-            )
+            log.info("transaction index of %s is not usable: replaying batch headers", _name(span))
             if self.follows(number):
                 self.open_after(number - 1)
             entries = (*self._replay(number).aborted, *unproven)
@@ -423,9 +426,7 @@ class EndStates:
             return False
         snapshot = self._side_files.snapshot(span.segment)
         if snapshot is None:
-            log.warning(
-                "producer snapshot of %s is not usable: replaying batch headers", _name(span)
-            )
+            log.info("producer snapshot of %s is not usable: replaying batch headers", _name(span))
             return False
         self._open[number] = open_first_offsets(snapshot)
         return True

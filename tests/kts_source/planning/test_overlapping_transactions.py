@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import random
 import time
@@ -365,6 +366,7 @@ def test_read_that_starts_in_partly_read_segment_uses_the_tier(
     steps = [plain(2) for _ in range(6)]
     first, second = rolled(steps, {0, 2, 3, 4}), rolled(steps, {0, 1, 2, 3, 4})
     segments = [*first.segments, pick(second, 4, 6)]
+    caplog.set_level(logging.INFO, "kts_source")
     rows = hybrid_offsets(first, segments, versions, local_start=10, start=start, stop=12)
     assert rows == list(range(start, 12))
     assert "is read from brokers" not in caplog.text
