@@ -86,9 +86,9 @@ _MAINTENANCE: Final = "Maintenance"
 )
 @flag(
     "--on-new-fields",
-    type=click.Choice(["warn", "fail"]),
+    type=click.Choice(["warn", "fail", "add"]),
     group=_WRITING,
-    help="Handling of fields that the schema lacks.  [default: warn]",
+    help="Fields that the schema lacks; add: add them to the table.  [default: warn]",
 )
 @flag(
     "--text-partitions",

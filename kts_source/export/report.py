@@ -99,6 +99,7 @@ class BackfillReport(Displayed):
         dry_run: True if nothing was written. Then ranges, bytes, commits, requests and cost are
             planned, and `rows_read` and `rejected` are counts of a sample.
         new_fields: Fields of keys and values that were not written, because the schema lacks them.
+        added_fields: Fields that the schema lacks and that `on_new_fields="add"` wrote.
         replayed: Number of files of dead letters that were replayed.
     """
 
@@ -127,6 +128,7 @@ class BackfillReport(Displayed):
     dry_run: bool = False
     replayed: int = 0
     new_fields: tuple[str, ...] = ()
+    added_fields: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -274,6 +276,8 @@ def _summary(report: BackfillReport) -> list[str]:
         lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
     if report.freshness:
         lines.append(f"  {report.freshness}")
+    if report.added_fields:
+        lines.append(f"  added to the schema: {', '.join(report.added_fields)}")
     if report.new_fields:
         lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
@@ -330,6 +334,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         seconds=seconds,
         verified=(*first.verified, *then.verified),
         new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
+        added_fields=tuple(dict.fromkeys((*first.added_fields, *then.added_fields))),
     )
 
 

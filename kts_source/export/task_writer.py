@@ -34,6 +34,7 @@ from kts_source.export.partitioning import (
 )
 from kts_source.export.rejections import RecordCounts, sum_counts
 from kts_source.export.row_schema import check_columns, conform_rows
+from kts_source.export.settings import ADD
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport, WrittenFile
 from kts_source.export.transforms import Rejected, RowTransform
@@ -198,6 +199,7 @@ class TaskWriter:
             schema=self._schema,
             dead_letters=self._letters.close(),
             new_fields=() if self._fields is None else tuple(self._fields.found),
+            new_schemas={} if self._fields is None else self._fields.schemas(),
             counts=sum_counts((*self._counts.values(), *self._letters.counts)),
             seconds=time.monotonic() - self._began,
             seconds_writing=self._seconds,
@@ -420,7 +422,7 @@ def new_fields_of(job: ExportJob) -> NewFields | None:
         return None
     from kts_source.export.new_fields import NewFields  # imports value decoders
 
-    return NewFields(job.options.formats)
+    return NewFields(job.options.formats, adds=job.settings.on_new_fields == ADD)
 
 
 def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:

@@ -71,7 +71,8 @@ def backfill(
         round_bytes: With `follow`, replaces `commit_bytes`; default 8 GiB.
         schema_evolution: `add` adds new fields to the table, and writes null for missing fields.
             With `none` (default), both cases are errors.
-        on_new_fields: `warn` (default) about fields that the schema lacks, or `fail`.
+        on_new_fields: `warn` (default) about fields that the schema lacks, `fail`, or `add` them to
+            the table.
         text_partitions: `checked` (default) rejects partition texts that look like another type.
         verify: True to first compare the rows of the table with the row counts of its commits.
         dry_run: True to only report what a run would write, with a sample of rejected rows.

@@ -95,6 +95,22 @@ def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
     return {"path": str(root), "subscribe": TOPIC, "cache": "false"}
 
 
+def write_two_schemas(folder: Path) -> dict[str, str]:
+    """Writes ten values with the schema `OLD`, id 1, then ten with `SCHEMA`, id 2, and a folder of
+    both schemas. Returns the options that read the topic, without a reader's schema.
+    """
+    registry = folder / "schemas"
+    registry.mkdir()
+    for number, schema in enumerate((OLD, SCHEMA), 1):
+        (registry / f"{number}.avsc").write_text(json.dumps(schema))
+    values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
+    values += [b"\0\0\0\0\2" + avro(number) for number in range(10, 20)]
+    return write(folder / "tier", [values]) | {
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": str(registry),
+    }
+
+
 def as_avro(**options: str) -> dict[str, str]:
     """Returns `options` and the options that decode values as orders."""
     return {"value.format": "avro", "value.schema": json.dumps(SCHEMA)} | options
