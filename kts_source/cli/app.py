@@ -16,6 +16,7 @@ from kts_source.errors import (
     MissingExtraError,
     RejectedRowsError,
     TieredKafkaError,
+    TopicsFailedError,
 )
 
 if TYPE_CHECKING:
@@ -119,9 +120,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except TieredKafkaError as error:
         click.echo(f"kts: {with_flags(str(error))}", err=True)
-        if isinstance(error, InvalidOptionError | MissingExtraError):
-            return 2
-        if isinstance(error, RejectedRowsError):
-            return 4
-        return 3 if isinstance(error, DataLossError) else 1
+        return _exit_code(error)
     return code if isinstance(code, int) else 0
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, TopicsFailedError):
+        codes = {_exit_code(each) for each in error.errors.values()}
+        return codes.pop() if len(codes) == 1 else 1
+    if isinstance(error, InvalidOptionError | MissingExtraError):
+        return 2
+    if isinstance(error, RejectedRowsError):
+        return 4
+    return 3 if isinstance(error, DataLossError) else 1

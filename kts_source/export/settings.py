@@ -35,6 +35,8 @@ DELTA: Final = "delta"
 ICEBERG: Final = "iceberg"
 TABLE_FORMATS: Final = (PARQUET, DELTA, ICEBERG)
 
+TOPIC_FIELD: Final = "{topic}"
+"""Stands for the topic in the target of `backfill`; see `export.by_topic`."""
 COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
 
 Transform: TypeAlias = "Callable[[pa.RecordBatch], pa.RecordBatch | None] | RowTransform"
@@ -252,6 +254,12 @@ def _path(name: str, path: str | os.PathLike[str]) -> str:
 
 
 def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
+    if TOPIC_FIELD in f"{settings.target}{settings.dead_letters}":
+        raise InvalidOptionError(
+            f"{TOPIC_FIELD} in a target writes a table per topic, which only an export does. Name"
+            f" the table of one topic; in dead_letters, {TOPIC_FIELD} needs {TOPIC_FIELD} in the"
+            " target"
+        )
     for name in ("target_file_bytes", "row_group_rows", "commit_bytes"):
         if (value := getattr(settings, name)) < 1:
             raise InvalidOptionError(f"{name} must be positive, not {value}")
