@@ -130,7 +130,15 @@ class TierNotFoundError(TieredKafkaError, FileNotFoundError):
 
 
 class DataLossError(TieredKafkaError):
-    """Offsets that the tier should have are missing. For example, retention deleted them."""
+    """Offsets that the tier should have are missing. For example, retention deleted them.
+
+    Attributes:
+        is_hole: True if no segment of the log has some of the requested offsets.
+    """
+
+    def __init__(self, message: str, *, is_hole: bool = False, **location: Unpack[Place]) -> None:
+        super().__init__(message, **location)
+        self.is_hole = is_hole
 
 
 class OffsetOutOfRangeError(DataLossError):
