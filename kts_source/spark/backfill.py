@@ -62,7 +62,7 @@ def backfill(
         second_copy: True to write partitions that another export wrote into the same target.
         commit_bytes: Original bytes of segments after which a commit is made; default 64 GiB.
         target_options: `s3.*` options for the target; by default the options of the source.
-        catalog: Properties for PyIceberg's `load_catalog`.
+        catalog: Properties for PyIceberg's `load_catalog`; `name` is the catalog's name.
         dead_letters: Folder for rows that are rejected or cannot be decoded; without it, an error.
         max_rejected: Maximum share of rejected rows in a commit; default `1%`. `100%` accepts all;
             otherwise a run also fails if all rows of a partition are rejected.
