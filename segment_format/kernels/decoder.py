@@ -683,7 +683,8 @@ def _share_arrays(
 
 
 def _address_of(data: BytesLike) -> int:
-    address: int = np.frombuffer(data, np.uint8).ctypes.data
+    # Called once per compressed batch: `ndarray.ctypes` takes seven times as long.
+    address: int = pa.py_buffer(data).address
     return address
 
 
