@@ -289,7 +289,7 @@ def _run(
     try:
         report = run_exports(target, exports, run)
     except TopicsFailedError as error:
-        if isinstance(error.report, BackfillReport):
+        if isinstance(error.report, BackfillReport) and error.report.tables:
             _print_report(error.report, as_json=as_json)
         raise
     _print_report(report, as_json=as_json)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kts_source.errors import InvalidOptionError, SchemaChangedError
+from kts_source.errors import InvalidOptionError, InvalidValueError, SchemaChangedError
+from kts_source.export.task import TaskReport
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, row, write, write_two_schemas
 
@@ -226,3 +227,29 @@ def test_add_is_refused_if_it_would_not_add_all_fields(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidOptionError, match=message):
             Lake(tmp_path, "delta").export(options, **ADD)
+
+
+def test_field_with_different_avro_types_is_an_error_that_names_it(tmp_path: Path) -> None:
+    def schema(*types: str) -> str:
+        fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(types)]
+        return json.dumps({"type": "record", "name": "R", "fields": fields})
+
+    registry = tmp_path / "schemas"
+    registry.mkdir()
+    for number, types in enumerate((("int",), ("int", "int"), ("int", "string")), 1):
+        (registry / f"{number}.avsc").write_text(schema(*types))
+    values: list[bytes | None] = [b"\0\0\0\0\1\2", b"\0\0\0\0\2\2\4", b"\0\0\0\0\3\2\2x"]
+    topic = write(tmp_path / "tier", [values]) | {
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": str(registry),
+        "value.schema": schema("int"),
+    }
+    lake = Lake(tmp_path, "delta")
+    with pytest.raises(InvalidValueError, match=r"'f1'.*offset 2"):
+        lake.export(topic, **ADD)
+    assert lake.read().num_rows == 0
+
+
+def test_schemas_of_new_fields_survive_the_text_of_a_report() -> None:
+    report = TaskReport(number=1, new_fields=("value.a",), new_schemas={"value": "a bigint"})
+    assert TaskReport.from_text(report.to_text()) == report
