@@ -6,10 +6,15 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kts_source.errors import InvalidOptionError, InvalidValueError, SchemaChangedError
+from kts_source.export.new_fields import _new_json_fields, may_have_new_fields
 from kts_source.export.task import TaskReport
+from segment_format.values.json.ddl import parse_ddl
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, row, write, write_two_schemas
 
@@ -253,3 +258,30 @@ def test_field_with_different_avro_types_is_an_error_that_names_it(tmp_path: Pat
 def test_schemas_of_new_fields_survive_the_text_of_a_report() -> None:
     report = TaskReport(number=1, new_fields=("value.a",), new_schemas={"value": "a bigint"})
     assert TaskReport.from_text(report.to_text()) == report
+
+
+NAMES = st.sampled_from(["id", "at", "day", "tags", "n", "more", "k", "x", "new"])
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.none() | st.dictionaries(NAMES, DOCUMENTS, max_size=4) | DOCUMENTS, max_size=5))
+@example([{"id": 1, "at": {"day": 2}, "tags": [{"n": 1}], "more": {"any": {"x": 1}}}])
+@example([{"more": {"any": {"y": None}}}])
+@example([{"tags": [[], {"m": []}]}])
+@example([None, {"id": 1 << 70}, {"ID": 1}])
+def test_fast_check_for_new_fields_never_misses_one(values: list[Any]) -> None:
+    texts = pa.array([None if v is None else json.dumps(v, indent=1).encode() for v in values])
+    kind = parse_ddl(TYPES)
+    expected = any(True for value in values for _ in _new_json_fields(value, kind, "value"))
+    assert may_have_new_fields(texts.cast(pa.binary()), kind) or not expected
+
+
+def test_fast_check_accepts_values_without_new_fields() -> None:
+    value = {"id": 1, "at": {"day": 2}, "tags": [{"n": 1}], "more": {"a": {"x": 1}, "b": None}}
+    texts = pa.array([json.dumps(value, indent=1).encode(), None, b"{}"], pa.binary())
+    assert not may_have_new_fields(texts, parse_ddl(TYPES))
+    assert not may_have_new_fields(texts.slice(1, 1), parse_ddl(TYPES))
