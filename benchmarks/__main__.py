@@ -54,11 +54,8 @@ FOLDER: Final = Path("build/bench")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs benchmarks by name.
-
-    Returns:
-        Exit status: 1 if a part failed, or if `--strict` is given and a goal is not met. Otherwise
-        0.
+    """Runs benchmarks by name. Returns the exit status: 1 if a part failed, or if `--strict` is
+    given and a goal is not met; else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
@@ -90,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part in PARTS:
             if part in wanted:
                 _run(part, bench)
-                about["others"] = bench.others
+                about["others"] = bench.versions
                 # Writes after every part, so that an interrupted run keeps its results.
                 write_json(report, about, path, quick=options.quick)
     finally:

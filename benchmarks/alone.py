@@ -1,7 +1,7 @@
 """Measures each stage of a scan separately, on the bytes of one kind of records.
 
 The sum of the stages is called the additive bound. The table of times per stage on the result page
-uses only the stages that the metrics of a scan do not separate.
+takes from this module only the stages that the metrics of a scan do not separate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Alone:
     plain: float
 
     @property
-    def added(self) -> float:
+    def total(self) -> float:
         """Returns the sum of all stages, without the transfer of rows to Spark."""
         return self.codec + self.chunk + self.decrypt + self.plain
 
@@ -102,8 +102,8 @@ def _decode(data: bytes, *, start_offset: int = 0, check_crcs: bool = True) -> N
 
 
 def _chunks(log: bytes, shape: TierShape, repeats: int) -> tuple[float, float]:
-    """Splits the log into chunks. Returns the seconds to decompress all chunks, and to decrypt
-    them.
+    """Splits the log into chunks. Returns the seconds to decompress all chunks, and the seconds to
+    decrypt them.
     """
     chunks = [log[start : start + _CHUNK] for start in range(0, len(log), _CHUNK)]
     chunk = decrypt = 0.0

@@ -1,6 +1,6 @@
 """Measures audits on one core.
 
-The first part audits every byte of a tier. It compares the time with the time of checksums and
+The first part audits every byte of a tier, and compares the time with that of checksums and
 decompression alone. The second part audits the manifests and side files of 100,000 segments on a
 store that takes 20 ms per request, first without a cache and then with one.
 """
@@ -54,10 +54,8 @@ class Measured:
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns the rows of both parts.
-
-    Args:
-        quick: True to use a tenth of the bytes and of the segments. The goals stay the same.
+    """Returns the rows of both parts. A quick run has a tenth of the bytes and of the segments; the
+    goals stay the same.
     """
     return [*_bytes(quick), *_metadata(50 if quick else 500)]
 
@@ -69,14 +67,14 @@ def _bytes(quick: bool) -> list[Row]:
     packed = make_tier(
         TierShape(value_bytes=100, log_bytes=log_bytes, compression=True, payload="json")
     )
-    frames, memory = _frames(packed), bytearray(64 * _MIB)
+    frames, memory = _stored_chunks(packed), bytearray(64 * _MIB)
     # Processor time of all threads, because an audit uses several.
     checked, bound, undone, codec, least = best_seconds(
         _audit(plain),
-        lambda: _read_and_check(plain),
+        lambda: _read_with_crc(plain),
         _audit(packed),
-        lambda: _undo(frames, memory),
-        lambda: _undo(frames, memory, and_check=True),
+        lambda: _decompress(frames, memory),
+        lambda: _decompress(frames, memory, with_crc=True),
         repeats=repeats,
         clock=time.process_time,
     )
@@ -96,12 +94,12 @@ def _audit(tier: Tier) -> Callable[[], object]:
     def run() -> None:
         report = kts_source.audit(tier.options, level="bytes")
         if report.records != tier.records:
-            raise AssertionError(f"{report.records} records of {tier.records}")
+            raise AssertionError(f"the audit read {report.records} of {tier.records} records")
 
     return run
 
 
-def _read_and_check(tier: Tier) -> None:
+def _read_with_crc(tier: Tier) -> None:
     """Reads every log into one buffer and computes its CRC-32C."""
     memory = mmap.mmap(-1, 8 * _MIB)
     array = np.frombuffer(memory, np.uint8)
@@ -112,7 +110,7 @@ def _read_and_check(tier: Tier) -> None:
         os.close(descriptor)
 
 
-def _frames(tier: Tier) -> list[bytes]:
+def _stored_chunks(tier: Tier) -> list[bytes]:
     """Returns the stored chunks of a tier."""
     frames = []
     tasks = plan_scan(parse_options(tier.options)).tasks
@@ -127,17 +125,16 @@ def _frames(tier: Tier) -> list[bytes]:
     return frames
 
 
-def _undo(frames: Sequence[bytes], memory: bytearray, *, and_check: bool = False) -> None:
-    """Decompresses chunks from memory. Each chunk overwrites the previous one in `memory`.
-
-    Computes the CRC-32C if `and_check` is set.
+def _decompress(frames: Sequence[bytes], memory: bytearray, *, with_crc: bool = False) -> None:
+    """Decompresses chunks into `memory`, where each chunk overwrites the one before. If `with_crc`
+    is set, also computes the CRC-32C.
     """
     array = np.frombuffer(memory, np.uint8)
     decompressor = zstandard.ZstdDecompressor()
     for frame in frames:
         with decompressor.stream_reader(frame) as reader:
             count = reader.readinto(memory)
-        if and_check:
+        if with_crc:
             google_crc32c.value(array[:count])
 
 
@@ -165,7 +162,7 @@ def _measured(partitions: int, state: str) -> Measured:
 
 
 def measure(partitions: int, state: str) -> Measured:
-    """Audits once, in this process."""
+    """Audits the second part's tier once, in this process."""
     tier = SimulatedTier(partitions, _SEGMENTS)
     tier.prepare()
     options = {"path": "simulated", "subscribe": TOPIC}
@@ -176,7 +173,7 @@ def measure(partitions: int, state: str) -> Measured:
     report = kts_source.audit(options, store=tier, now_ms=_NOW_MS, state=state)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     if report.findings or len(report.partitions) != partitions:
-        raise AssertionError(f"{len(report.findings)} findings")
+        raise AssertionError(f"the audit of a healthy tier has {len(report.findings)} findings")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     counters = tier.counters
     return Measured(wall, processor, counters.requests, counters.list_requests, grown)

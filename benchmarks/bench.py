@@ -1,5 +1,5 @@
-"""Holds the state that all parts of one run share: Spark sessions and a broker. Runs queries in
-turns.
+"""Holds the state that all parts of one run share, which are the Spark sessions and a broker. Runs
+queries in turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _LATE_SECONDS: Final = 20 * 60
 
 
 class SkippedError(Exception):
-    """Raised if this machine cannot run a part or a peer. The text is the reason."""
+    """Raised if this machine cannot run a part, or cannot run a program to which a part compares
+    this library. The message is the reason.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Contestant:
     Attributes:
         session: Name of a session of `Bench`.
         query: The query to run.
-        other_pid: A second process, such as a broker, whose processor time is also measured.
+        other_pid: An additional process, such as a broker, whose processor time is also measured.
     """
 
     session: str
@@ -51,7 +53,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Measured runs of one contestant: one run per round."""
+    """Measured runs of one contestant, one run per round."""
 
     runs: tuple[Run, ...]
 
@@ -108,7 +110,7 @@ class Bench:
         return 1 if self.quick else 5
 
     def session(self, name: str) -> Session:
-        """Returns the session of that name, and starts it on the first call.
+        """Returns the session with the name `name`. The first call starts it.
 
         Raises:
             SkippedError: No Python environment for this session exists.
@@ -124,7 +126,7 @@ class Bench:
         return self._sessions[name]
 
     def broker(self) -> FilledBroker:
-        """Returns a broker with topics, and starts it on the first call.
+        """Returns a broker with topics. The first call starts it.
 
         Raises:
             SkippedError: Java or Maven is missing.
@@ -149,7 +151,7 @@ class Bench:
         return time.monotonic() - self._began > limit
 
     @property
-    def others(self) -> dict[str, str]:
+    def versions(self) -> dict[str, str]:
         """Returns each session's Spark version and the broker's Kafka version, by name."""
         versions = {name: session.spark_version for name, session in self._sessions.items()}
         if self._broker is not None:
@@ -177,14 +179,13 @@ class Bench:
     def in_turns(
         self, contestants: Mapping[str, Contestant], *, repeats: int | None = None
     ) -> dict[str, Timings]:
-        """Runs every contestant once per round; the first round is a warm-up.
-
-        If the benchmarks have already taken long, uses fewer rounds.
+        """Runs every contestant once per round; the first round is a warm-up. Uses fewer rounds if
+        the run has already taken longer than planned.
         """
         runs: dict[str, list[Run]] = {name: [] for name in contestants}
         for number in range((repeats or self.repeats) + 1):
             if number > _FEWEST_ROUNDS and self._is_late:
-                self.say(f"late: {number - 1} rounds are enough")
+                self.say(f"the run takes long, so it ends after {number - 1} rounds")
                 break
             for name, contestant in contestants.items():
                 run = self.run(contestant)
@@ -193,9 +194,8 @@ class Bench:
         return {name: Timings(tuple(measured)) for name, measured in runs.items()}
 
     def unless_skipped(self, title: str, part: Callable[[Bench], list[Row]]) -> list[Row]:
-        """Returns the rows of a part.
-
-        If this machine cannot run the part, records the reason and returns no rows.
+        """Returns the rows of a part. If this machine cannot run the part, records the reason under
+        `title` and returns no rows.
         """
         try:
             return part(self)
@@ -211,13 +211,17 @@ class Bench:
     @staticmethod
     def _sail() -> Session:
         if not SAIL.exists():
-            raise SkippedError(f"no {SAIL.parents[1].name}: run .ci/engines_env first")
+            raise SkippedError(
+                f"environment {SAIL.parents[1].name} is missing: run .ci/engines_env"
+            )
         return Session(SAIL, on_sail=True)
 
     def _oldest(self) -> Session:
         self.need("java", "mvn")
         if not OLDEST.exists():
-            raise SkippedError(f"no {OLDEST.parents[1].name}: run .ci/spark_env first")
+            raise SkippedError(
+                f"environment {OLDEST.parents[1].name} is missing: run .ci/spark_env"
+            )
         from tests.integration.kafka_jars import spark_avro_jars, spark_kafka_jars
 
         return Session(OLDEST, jars=tuple({*spark_kafka_jars(), *spark_avro_jars()}))
@@ -227,7 +231,7 @@ class Bench:
         """Raises `SkippedError` if a program is missing."""
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
-            raise SkippedError(f"not on PATH: {', '.join(missing)}")
+            raise SkippedError(f"programs missing on PATH: {', '.join(missing)}")
 
 
 def ceiling(
@@ -248,10 +252,10 @@ def ceiling(
         rows: Rows of all tasks.
         tasks: Number of tasks.
         value_bytes: Size of each value.
-        logs: Pattern of log files. While Spark reads the prebuilt batches, libraries read, decode,
-            check and copy these files; see `LibraryWork`. Empty for no files.
-        codec: Codec of the batches in these logs.
-        key: File of the private key of these logs.
+        logs: Pattern of log files, or empty. While Spark reads the prebuilt batches, libraries
+            read, decode, check and copy these files; see `LibraryWork`.
+        codec: Codec of the batches in the log files.
+        key: File of the private key of the log files.
     """
     shape = {
         "columns": ",".join(columns),

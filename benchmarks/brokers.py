@@ -1,4 +1,4 @@
-"""Runs a real broker on loopback. This library and its peers read the same topics from it.
+"""Runs a real broker on loopback, from which this library and other readers read the same topics.
 
 The closed segments of topics `small` and `large` are only in the tier. The tier is the folder of
 `LocalTieredStorage`, which this library reads. Topics `small-hot` and `large-hot` have the same
@@ -46,8 +46,8 @@ class Topic:
 
     Attributes:
         value_bytes: Size of every value.
-        stops: Maps each partition to the offset at which all readers stop: its exclusive end in the
-            tier.
+        stops: For each partition, the exclusive end of its offsets in the tier, at which all
+            readers stop.
         first_ms: Timestamp of each partition's first record.
         step_ms: Time between records of a partition.
     """
@@ -64,12 +64,12 @@ class Topic:
 
     @property
     def ends(self) -> str:
-        """Returns the value of option `endingOffsets` that ends a read at `stops`."""
+        """Returns the value of option `endingOffsets` with which reads end at `stops`."""
         return json.dumps({self.name: {str(number): stop for number, stop in self.stops.items()}})
 
     def date_ms(self, share: float) -> int:
-        """Returns the timestamp of the records at a relative position: 0 is the start of each
-        partition, 1 is its end.
+        """Returns the timestamp at the relative position `share` between the first record of each
+        partition (0) and the last one (1).
         """
         return FIRST_MS + int(share * min(self.stops.values()) * self.step_ms)
 
@@ -106,10 +106,8 @@ class FilledBroker:
     topics: Mapping[str, Topic]
 
     def through_broker(self, topic: str, **changes: object) -> Query:
-        """Returns the query that reads a topic with Spark's own Kafka source.
-
-        `changes` replaces fields of the query. If it contains `options`, these are added to the
-        options of the query.
+        """Returns the query that reads a topic with Spark's own Kafka source. `changes` replaces
+        fields of the query, except that its `options` are added to the query's options.
         """
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,
@@ -120,8 +118,8 @@ class FilledBroker:
         return _query("kafka", options, changes)
 
     def from_tier(self, topic: str, **changes: object) -> Query:
-        """Returns the query that reads the same rows as `through_broker`, but from the tier with
-        this library.
+        """Returns the query with which this library reads the rows of `through_broker` from the
+        tier.
         """
         options = {
             "path": str(self.broker.tier),
@@ -131,8 +129,8 @@ class FilledBroker:
         return _query("tiered-kafka", options, changes)
 
     def from_brokers(self, topic: str, **changes: object) -> Query:
-        """Returns the query that reads the same rows as `through_broker` from the same broker, but
-        with this library.
+        """Returns the query with which this library reads the rows of `through_broker` from the
+        same broker.
         """
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,
@@ -160,7 +158,7 @@ def filled_broker(
 
     Args:
         folder: An empty folder for all files.
-        quick: Writes less data.
+        quick: True to write less data.
         say: Called with progress messages.
     """
     kinds = _QUICK if quick else _FULL
@@ -192,7 +190,7 @@ def filled_broker(
 
 
 class _Values:
-    """Generates JSON-like texts. Cuts them from a pool at random positions, because generating each
+    """Generates JSON-like texts by copying random parts of a long text, because generating each
     text separately would be slower.
     """
 
@@ -262,7 +260,7 @@ def fill_with(
         if number % 1000 == 0:
             producer.poll(0)
     if producer.flush(300):
-        raise TimeoutError(f"the broker did not take all of {topic}")
+        raise TimeoutError(f"the broker did not acknowledge all records of {topic}")
 
 
 def _fill_with_aborts(bootstrap: str, count: int) -> None:

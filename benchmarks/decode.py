@@ -71,7 +71,7 @@ def _decode(log: LogBytes, columns: Sequence[str] = RECORD_COLUMNS) -> None:
     for batch in iter_arrow(log.data, columns=columns):
         rows += batch.num_rows
     if rows != log.records:
-        raise AssertionError(f"{rows} rows of {log.records} records")
+        raise AssertionError(f"decoded {rows} of {log.records} records")
 
 
 def _copying(log: LogBytes) -> Callable[[], object]:
@@ -89,7 +89,7 @@ def _aiokafka(data: bytes) -> int:
     records = MemoryRecords(data)
     while (batch := records.next_batch()) is not None:
         if not batch.validate_crc():
-            raise AssertionError("CRC")
+            raise AssertionError("a batch has a wrong CRC")
         for record in batch:
             key.append(record.key)
             value.append(record.value)
@@ -232,9 +232,8 @@ print(time.perf_counter() - wall, time.process_time() - processor, batch.num_row
 
 
 def _first_batch(log: LogBytes, repeats: int) -> list[Row]:
-    """Measures the time from the import of pyarrow to the first batch, in new processes.
-
-    Python's bytecode is already on disk, as in any run but the first.
+    """Measures the time from the import of pyarrow to the first batch, in new processes. Python's
+    bytecode is already on disk, as in all runs after the first.
     """
     data = log.data[: log.starts[min(len(log.starts) - 1, 100)]].tobytes()
     figures = []

@@ -1,5 +1,5 @@
-"""Measures scans without Spark: `kts_source.scan` in one and in two threads, and engines that read
-such a scan.
+"""Measures scans without Spark: `kts_source.scan` with one thread and with two threads, and queries
+of such a scan in other engines.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _SQL: Final = (
 
 
 def run(bench: Bench) -> list[Row]:
-    """Returns all rows.
-
-    A quick run has a fourth of the bytes. Benchmarks that this machine cannot run are skipped.
+    """Returns all rows. A quick run has a fourth of the bytes. Measurements that this machine
+    cannot run are skipped.
     """
     rows = []
     for value_bytes, label, goal in ((100, "100 B", 1.6), (1000, "1 KB", 1.3)):
@@ -93,7 +92,7 @@ def _one_thread(tier: Tier, label: str, rounds: int) -> list[Row]:
 
 def _aggregates(tier: Tier, label: str, rounds: int) -> list[Row]:
     """Compares Polars and DuckDB queries of a scan with two bounds: reading the scan without a
-    query, and the same queries of data in memory.
+    query, and running the queries on data in memory.
     """
     columns = ["partition", "offset", "value", "timestamp"]
     scan = kts_source.scan(tier.options).select(columns)

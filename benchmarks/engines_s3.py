@@ -1,5 +1,5 @@
-"""Measures scans without Spark from a real S3 server: the processor time of the client, and the
-time to the first rows.
+"""Measures scans from a real S3 server without Spark: the processor time of the client, and the
+time until the first rows.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from benchmarks.tiers import Tier
 
 _FAR: Final = (0.06, 90e6)
-_AT_A_TIME: Final = 16
-"""Number of 8 MiB requests that the defaults of `prefetchBytes` and `maxConcurrentRequests`
-allow.
+_CONCURRENT_REQUESTS: Final = 16
+"""Number of concurrent 8 MiB requests that the defaults of `prefetchBytes` and
+`maxConcurrentRequests` allow.
 """
-_OF_GOALS: Final = "1 KB"
-"""Only this size has goals: small records cost more per gigabyte for reasons other than the
-store.
+_SIZE_WITH_GOALS: Final = "1 KB"
+"""Label of the record size that has goals. Smaller records have none, because they need more
+processor time per gigabyte for reasons other than the store.
 """
 # An argument without effect that only s3fs supports.
 _BY_S3FS: Final = {"storageOptions": '{"use_ssl": true}'}
 
 
 def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
-    """Measures a scan with each of two S3 clients: processor time, additional time with latency,
-    and the time to the first rows.
+    """Measures a scan with each of two S3 clients: processor time, the additional time caused by
+    latency, and the time until the first rows.
 
     Raises:
         SkippedError: versitygw is not installed.
@@ -77,7 +77,9 @@ def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
     )
     name = f"S3 on loopback, {label}, processor time of the client, decoding included"
     cost = costs["own"]
-    goal = at_most(name, cost, "s/GB", 0.85) if label == _OF_GOALS else Row(name, cost, "s/GB")
+    goal = (
+        at_most(name, cost, "s/GB", 0.85) if label == _SIZE_WITH_GOALS else Row(name, cost, "s/GB")
+    )
     return [
         goal.noted(
             f"one thread, versitygw, {1 / speeds['own']:.2f} GB/s; by s3fs"
@@ -106,14 +108,15 @@ def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
 
 
 def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, float]]], list[float]]:
-    """Returns the wall and processor seconds of each contestant, and the seconds to first rows.
+    """Returns the wall and processor seconds of each contestant, and the seconds until the first
+    rows.
 
     Raises:
         SkippedError: versitygw is not installed.
     """
     program = server_program()
     if program is None:
-        raise SkippedError("no versitygw: make bench builds it where Go is installed")
+        raise SkippedError("versitygw is missing: install Go, then run `make bench`")
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory())
         port, _ = stack.enter_context(gateway(program, Path(root)))
@@ -129,12 +132,12 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
             "far": far,
         }
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            name: partial(_drained, source_options, tier.records)
+            name: partial(_read_all, source_options, tier.records)
             for name, source_options in options.items()
         }
         ranges = _ranges(tier)
         contestants["ranges"] = partial(_read, direct, ranges)
-        contestants["obstore"] = partial(_fetched, _bare_store(direct), ranges)
+        contestants["obstore"] = partial(_fetch_with_obstore, _bare_store(direct), ranges)
         contestants["decode"] = partial(_decoded, tier)
         contestants["plan"] = partial(_planned, direct)
         runs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
@@ -147,9 +150,9 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
     return runs_by_name, soon
 
 
-def _drained(options: Mapping[str, str], records: int) -> tuple[float, float]:
-    """Reads all rows. Returns two values: the seconds after planning, and the processor seconds of
-    this process, including planning.
+def _read_all(options: Mapping[str, str], records: int) -> tuple[float, float]:
+    """Reads all rows. Returns the wall seconds without planning, and the processor seconds of this
+    process with planning.
     """
     own = time.process_time()
     scan = kts_source.scan(options)
@@ -182,7 +185,7 @@ def _bare_store(options: Mapping[str, str]) -> S3Store:
 
 
 def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
-    """Returns the byte ranges of the segments, split into requests like those of a scan."""
+    """Returns the byte ranges of the requests with which a scan reads the segments."""
     return [
         (path.relative_to(tier.path).as_posix(), start, min(start + ENOUGH_REQUEST_BYTES, size))
         for path in sorted(tier.path.glob("*/*/*.log"))
@@ -194,8 +197,8 @@ def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
 def _read(
     options: Mapping[str, str], ranges: Sequence[tuple[str, int, int]]
 ) -> tuple[float, float]:
-    """Sends the requests of a scan without decoding the responses, with as many concurrent requests
-    as a scan. Returns wall seconds and processor seconds.
+    """Sends the same requests as a scan, with the same concurrency, but does not decode the
+    responses. Returns wall seconds and processor seconds.
     """
     store = open_store(f"s3://{BUCKET}", storage_options_from(options))
 
@@ -203,14 +206,16 @@ def _read(
         return len(store.get_range(*wanted))
 
     began, own = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
         assert sum(pool.map(size, ranges)) == sum(stop - start for _, start, stop in ranges)
     return time.perf_counter() - began, time.process_time() - own
 
 
-def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[float, float]:
-    """Sends the requests of `_read` with obstore. Returns wall seconds and processor seconds.
-    Streams the responses, to count their bytes.
+def _fetch_with_obstore(
+    store: S3Store, ranges: Sequence[tuple[str, int, int]]
+) -> tuple[float, float]:
+    """Sends the requests of `_read` with obstore, and counts the bytes of the streamed responses.
+    Returns wall seconds and processor seconds.
     """
 
     async def one(key: str, start: int, stop: int) -> int:
@@ -224,7 +229,7 @@ def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[fl
         async def in_turn() -> int:
             return sum([await one(*wanted) for wanted in waiting])
 
-        return sum(await asyncio.gather(*(in_turn() for _ in range(_AT_A_TIME))))
+        return sum(await asyncio.gather(*(in_turn() for _ in range(_CONCURRENT_REQUESTS))))
 
     began, own = time.perf_counter(), time.process_time()
     assert asyncio.run(every()) == sum(stop - start for _, start, stop in ranges)

@@ -1,5 +1,5 @@
-"""Compares Sail with the newest Spark and with Spark 4.0. All of them run one PySpark aggregate
-over all columns.
+"""Compares Sail with the newest Spark and with Spark 4.0. All three run one PySpark aggregate over
+all columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row]:
-    """Compares this library's source on Sail with the same source on Spark.
+    """Compares this library's source on Sail with this library's source on Spark.
 
     Raises:
         SkippedError: Sail or Spark 4.0 is missing.
@@ -26,7 +26,7 @@ def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row
     query = Query("tiered-kafka", tier.options, sink="aggregate")
     names = (SAIL_SERVER, NEWEST_SPARK, SPARK_4_0)
     contestants = {name: Contestant(name, query) for name in names}
-    _same_rows(bench, contestants, tier.records)
+    _check_row_counts(bench, contestants, tier.records)
     timings = bench.in_turns(contestants)
     sail, newest = timings[SAIL_SERVER], timings[NEWEST_SPARK]
     label = f"{label}, aggregate of all columns"
@@ -59,7 +59,7 @@ def against_kafka(bench: Bench) -> list[Row]:
             SPARK_4_0, broker.through_broker(topic.name, sink="aggregate")
         ),
     }
-    _same_rows(bench, contestants, topic.records)
+    _check_row_counts(bench, contestants, topic.records)
     timings = bench.in_turns(contestants)
     label = "100 B, data in the tier, aggregate of all columns"
     return [
@@ -73,11 +73,11 @@ def against_kafka(bench: Bench) -> list[Row]:
     ]
 
 
-def _same_rows(bench: Bench, contestants: Mapping[str, Contestant], records: int) -> None:
+def _check_row_counts(bench: Bench, contestants: Mapping[str, Contestant], records: int) -> None:
     for name, contestant in contestants.items():
         row_count = bench.run(contestant).rows
         if row_count != records:
-            raise AssertionError(f"{name}: {row_count} rows of {records}")
+            raise AssertionError(f"{name} returned {row_count} of {records} rows")
 
 
 def _speeds(timings: Mapping[str, Timings], records: int, label: str) -> list[Row]:

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from kts_source.engines.scan import Scan
     from kts_source.read.task import ScanTask
 
-_SITTINGS: Final = 4
-"""Number of process starts.
-
-The speed of a process varies by some per cent with its memory layout, and stays the same until it
-ends.
+_PROCESS_STARTS: Final = 4
+"""Number of times that the processes of each contestant are started. The speed of a process varies
+by some per cent with its memory layout, which stays the same until it ends.
 """
 
 
@@ -39,11 +37,9 @@ def drain(scan: Scan, threads: int, records: int) -> None:
 
 
 def thread_rows(tier: Tier, label: str, rounds: int) -> list[Row]:
-    """Compares two threads of `scan().to_reader()` with two processes.
-
-    Also compares threads with processes that only decode, or that only read and decode in a loop.
-    These ratios are the bounds that Python and the operating system set. Each contestant runs in
-    separate processes that do nothing else.
+    """Compares two threads of `scan().to_reader()` with two processes. To show the limits of Python
+    and the operating system, also compares threads and processes that only decode, and that only
+    read and decode in a loop.
     """
     logs = sorted(tier.path.glob("*/*/*.log"))
     scan = kts_source.scan(tier.options)
@@ -61,7 +57,7 @@ def thread_rows(tier: Tier, label: str, rounds: int) -> list[Row]:
         "processes that decode": decodes,
     }
     times = Times({name: [] for name in contestants})
-    for _ in range(_SITTINGS):
+    for _ in range(_PROCESS_STARTS):
         with ExitStack() as running:
             actions = {
                 name: running.enter_context(_Processes(works)).run
@@ -97,11 +93,11 @@ def thread_rows(tier: Tier, label: str, rounds: int) -> list[Row]:
 
 
 class _Processes:
-    """Processes that repeat their work on request.
+    """Processes that repeat an action on request.
 
     Args:
-        works: A function for each process, which calls it once at its start. The function returns
-            the action that the process repeats.
+        works: A function for each process, which the process calls once at its start. The function
+            returns the action.
     """
 
     def __init__(self, works: Sequence[Callable[[], Callable[[], object]]]) -> None:
@@ -154,10 +150,8 @@ def _decoding(path: Path, repeats: int) -> Callable[[], object]:
 
 
 def _in_threads(works: Sequence[Callable[[], Callable[[], object]]]) -> Callable[[], object]:
-    """Returns a function that runs the actions of several processes in one process, with one thread
-    for each action.
-
-    Each call starts new threads, as a scan does.
+    """Returns a function that runs the actions in one process, with a new thread for each action,
+    as a scan does.
     """
     actions = [work() for work in works]
 

@@ -1,14 +1,14 @@
-"""Measures the export to zstd Parquet. Compares it with `write_table` alone, and with Spark, which
-writes the same rows.
+"""Measures the export to zstd Parquet. Compares it with `write_table` alone, and with Spark writing
+the same rows.
 
 Unlike `write_table`, an export also fetches, checks, decompresses and decodes. Decompressing zstd
-batches alone costs about half as much as compressing the same bytes for Parquet. The rows therefore
+batches alone takes about half as long as compressing the same bytes for Parquet. The rows therefore
 also show the time of both codecs, and the highest speed that the codecs alone allow. All writers
 use the same zstd level.
 
-The figures are the processor time of one task in a separate process, so other load on the machine
-has little effect, and the peak memory is only that of the task. Figures through Spark are wall
-times; the contestants run in turns.
+The figures are the processor time and the peak memory of one task in a separate process. Other load
+on the machine therefore has little effect. Figures through Spark are wall times of contestants that
+run in turns.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _against_the_writer(tier: Tier, parts: ExportParts, repeats: int) -> list[Ro
 
 
 def _large_segment(log_bytes: int) -> Row:
-    """Measures one segment with all bytes, in one task."""
+    """Measures the export of one segment that contains all bytes, in one task."""
     tier = make_tier(
         TierShape(1000, log_bytes, 1, payload="json", codec="zstd", segment_bytes=log_bytes)
     )
@@ -91,7 +91,7 @@ def _large_segment(log_bytes: int) -> Row:
 
 
 def measure_export(options: Mapping[str, str], repeats: int) -> tuple[float, float]:
-    """Returns two values: the least processor seconds of an export in this process, and the peak
+    """Returns the shortest processor time of an export in this process, in seconds, and the peak
     memory of the process in MiB.
     """
     seconds = []

@@ -47,12 +47,12 @@ class ExportParts:
     """Shortest measured processor time of each part of an export of one tier, in seconds.
 
     Attributes:
-        write_table: `pyarrow.parquet.write_table` with the same batches, from memory to a file.
+        write_table: `pyarrow.parquet.write_table` with the exported batches, from memory to a file.
         decompress: Decompressing the batches of the log with the codec's library; 0 without a
             codec.
         compress: Compressing only the keys and values with zstd, in pieces of the size of a Parquet
             page.
-        write: The export's own writer with the same batches, from memory to a file.
+        write: The export's own writer with the exported batches, from memory to a file.
         records: Number of records.
     """
 
@@ -64,8 +64,8 @@ class ExportParts:
 
 
 def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
-    """Calls `work` in a new process and returns the result. So other benchmarks do not affect
-    memory and caches.
+    """Calls `work` in a new process and returns its result, so that memory and caches of this
+    process have no effect.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:

@@ -19,7 +19,7 @@ _SPEED_GOALS: Final = {"small": 12.0, "large": 5.5}
 _PROCESSOR_GOALS: Final = {"small": 8.0, "large": 5.0}
 _CORES: Final = 2
 _BOUND_BYTES: Final = 256 << 20
-"""Bytes of the values that are written from memory, for scale."""
+"""Bytes of values that are written from memory, as a comparison."""
 
 
 def run(bench: Bench) -> list[Row]:
@@ -28,13 +28,13 @@ def run(bench: Bench) -> list[Row]:
     """
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
-        rows += _one(bench, name)
+        rows += _compare_topic(bench, name)
     return rows
 
 
-def _one(bench: Bench, name: str) -> list[Row]:
+def _compare_topic(bench: Bench, name: str) -> list[Row]:
     """Compares the two ways for topic `name`. Every run writes to an empty folder, because an
-    export into a complete table would write nothing.
+    export into a folder with all rows would write nothing.
     """
     broker = bench.broker()
     topic = broker.topics[name]

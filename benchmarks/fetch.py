@@ -1,6 +1,5 @@
-"""Measures reads from a slow store, and decryption with AES.
-
-Checks that reads hide the latency, send few requests, read no byte twice, and use limited memory.
+"""Measures reads from a slow store, and decryption with AES. The figures show whether reads hide
+the latency, send few requests, read no byte twice, and use limited memory.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ _LIMIT_BATCHES: Final = 2  # Spark reads this many batches from a slow source be
 
 
 class DistantStore(LocalStore):
-    """Local files that the reader treats as a remote store: it sends large requests and reads
-    ahead.
-    """
+    """Local files that readers treat as a remote store: they send large requests and read ahead."""
 
     is_near = False
     lists_in_pages = False
 
 
 class PacedStore(DistantStore):
-    """Local files with the latency and bandwidth of one connection to an object store."""
+    """Local files that are read with the latency and bandwidth of one connection to an object
+    store.
+    """
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
-        """Reads a range of the local file. Returns it only after the time that one connection to an
-        object store would need.
+        """Returns a range of the local file after the time that one connection to an object store
+        would need for it.
         """
         began = time.monotonic()
         data = super().get_range(key, start, stop, version=version)
@@ -68,7 +67,7 @@ class PacedStore(DistantStore):
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns all rows; `quick` reads 256 MiB instead of 1 GiB."""
+    """Returns all rows. A quick run reads 256 MiB instead of 1 GiB."""
     log_bytes = (256 << 20) if quick else (1 << 30)
     tier = make_tier(TierShape(100, log_bytes, partitions=1))
     return [
@@ -97,8 +96,8 @@ def _read(
     slow_start: bool = True,
     more: Mapping[str, str] | None = None,
 ) -> int:
-    """Reads a plan and returns the number of rows. `batches` limits the batches of each task;
-    `more` contains additional options.
+    """Reads a plan and returns the number of rows. `batches` is the maximum number of batches per
+    task; `more` contains additional options.
     """
     options = parse_options({**tier.options, **(more or {})})
     settings = ReadSettings.of(options)
@@ -168,8 +167,8 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
 
 
 def _max_bytes_per_second(requests: int) -> float:
-    """Returns the maximum throughput of `requests` connections, each of which reads responses of 8
-    MiB one after the other.
+    """Returns the maximum throughput of `requests` connections that each read one 8 MiB response
+    after another.
     """
     takes = FIRST_BYTE_SECONDS + ENOUGH_REQUEST_BYTES / BYTES_PER_SECOND
     return requests * ENOUGH_REQUEST_BYTES / takes
@@ -203,7 +202,7 @@ def _limit(tier: Tier) -> Row:
 
 
 def _memory(log_bytes: int) -> list[Row]:
-    """Returns the row of the peak memory. Measures in a new process, because other benchmarks would
+    """Returns the row of the peak memory, measured in a new process, because other benchmarks would
     change the peak.
     """
     grown = subprocess.run(
@@ -219,7 +218,7 @@ def _memory(log_bytes: int) -> list[Row]:
 
 
 def _peak() -> int:
-    """Returns the peak memory of this process in bytes. Reads `VmHWM`, because `ru_maxrss` cannot
+    """Returns the peak memory of this process in bytes, from `VmHWM`, which unlike `ru_maxrss` can
     be reset.
     """
     with Path("/proc/self/status").open(encoding="ascii") as status:

@@ -1,8 +1,7 @@
 """Measures `limit(10)` of a topic of 100 GiB on an S3 server with 60 ms latency: bytes read and
 time.
 
-Only the first segment has data. All later segments are sparse files of the right size, with
-manifests.
+Only the first segment has data. All later segments are sparse files with manifests.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _OUR_DAEMON: Final = "kts_source.spark.daemon"
 
 
 def limit_rows(pace: tuple[float, float]) -> list[Row]:
-    """Measures a query of ten rows in a Spark session that has already run the query once. The
-    first run is not measured, because it includes planning.
+    """Measures a query of ten rows in a Spark session that has already planned and run this query
+    once.
 
     Args:
         pace: Seconds to the first byte, and bytes per second of one connection.
@@ -57,7 +56,7 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
         root.mkdir()
         small = make_tier(TierShape(100, 64 << 20, partitions=1))
         tier = dataclasses.replace(small, path=root / BUCKET)
-        _grow(small.path, tier.path)
+        _add_sparse_segments(small.path, tier.path)
         with gateway(program, root) as (port, _), paced(port, pace) as far:
             runs = {
                 module: _measured(tier, far, Path(folder) / "metrics", module)
@@ -67,17 +66,17 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
     wire = pace[0] + FIRST_REQUEST_BYTES / pace[1]
     rows = []
     for module, run in runs.items():
-        none = statistics.median(run.of_nothing)
+        none = statistics.median(run.of_prebuilt_rows)
         seconds_by_worker = {
             "a new worker of": run.seconds,
-            "a worker that has read before of": run.read_before,
+            "a worker that has read before of": run.in_used_worker,
         }
         rows.append(Row(f"limit(10) of a Python source that has its rows, {module}", none, "s"))
         for worker, seconds in seconds_by_worker.items():
             ours = statistics.median(seconds)
             title = f"{name}, after planning, {worker} {module}"
             # A worker that Spark's own daemon has just forked has nothing loaded.
-            is_warm = module == _OUR_DAEMON or seconds is run.read_before
+            is_warm = module == _OUR_DAEMON or seconds is run.in_used_worker
             row = at_most(title, ours, "s", 0.8) if is_warm else Row(title, ours, "s")
             rows.append(
                 row.noted(
@@ -90,19 +89,18 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
 
 
 class _Runs(NamedTuple):
-    """Measured runs of one session. The first run of each kind is omitted, because it includes
-    planning.
+    """Measured runs of one session, without the first run of each kind, which includes planning.
 
     Attributes:
-        of_nothing: Seconds of a query of prebuilt rows, in a new worker.
+        of_prebuilt_rows: Seconds of a query of prebuilt rows, in a new worker.
         seconds: Seconds of a query of this library, in a new worker.
-        read_before: Seconds of a query of this library, in a worker that has already run one.
+        in_used_worker: Seconds of a query of this library, in a worker that already ran a query.
         touched: Bytes that this library read.
     """
 
-    of_nothing: list[float]
+    of_prebuilt_rows: list[float]
     seconds: list[float]
-    read_before: list[float]
+    in_used_worker: list[float]
     touched: list[int]
 
 
@@ -144,7 +142,7 @@ def _lines(folder: Path) -> Iterator[dict[str, int]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def _grow(small: Path, bucket: Path) -> None:
+def _add_sparse_segments(small: Path, bucket: Path) -> None:
     """Copies the first segment of tier `small` to `bucket`, and adds sparse segments after it."""
     first = min(small.glob("*/0/*.rsm-manifest"))
     target = bucket / first.parent.relative_to(small)

@@ -43,7 +43,7 @@ def s3_rows(
     repeats: int,
     pace: tuple[float, float],
 ) -> list[Row]:
-    """Measures a full scan from versitygw, a real S3 server. Returns no row if versitygw is not
+    """Measures a full scan from versitygw, a real S3 server. Returns no rows if versitygw is not
     installed.
 
     Args:
@@ -87,10 +87,8 @@ def _timed_scans(
     repeats: int,
     pace: tuple[float, float],
 ) -> dict[str, list[tuple[float, float, float]]]:
-    """Scans without delay (`near`) and with the delay `pace` (`far`).
-
-    Returns three values for each scan: seconds, processor time of the client, and processor time of
-    the server.
+    """Scans without delay (`near`) and with the delay `pace` (`far`). Returns seconds, processor
+    time of the client, and processor time of the server for each scan.
     """
     runs: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     with (
@@ -125,8 +123,8 @@ def _wall(runs: list[tuple[float, float, float]]) -> float:
 
 
 def server_program() -> str | None:
-    """Returns the path of versitygw on PATH or, if it is not on PATH, of the program that the tests
-    build. Returns `None` if neither exists.
+    """Returns the path of versitygw on PATH, else of the program that the tests build, or `None` if
+    neither exists.
     """
     return shutil.which("versitygw") or (str(_BUILT) if _BUILT.exists() else None)
 

@@ -1,6 +1,4 @@
-"""Compares searches for records by key with decoding all records. Both run in the same run on one
-core.
-"""
+"""Compares searches for records by key with decoding all records, on one core."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _VALUE_BYTES: Final = 100
 _BATCH_BYTES: Final = 16 << 10
 _KEY_BYTES: Final = 8
 _KEYS: Final = 200
-"""Number of keys in a segment of the tier with filters."""
+"""Number of keys in each segment of the tier with key filters."""
 _MEGA: Final = 1e6
 
 
@@ -87,7 +85,7 @@ def _decoding(log: UniformBatches, keys: KeySet | None) -> Callable[[], object]:
             pass
         counters = decoder.counters
         if counters.records + counters.records_skipped_key != log.next_offset:
-            raise AssertionError(f"{counters} of {log.next_offset} records")
+            raise AssertionError(f"decoded {counters} of {log.next_offset} records")
 
     return decode
 
@@ -113,9 +111,8 @@ def _on_disk(log_bytes: int, repeats: int) -> list[Row]:
 
 
 def _with_filters(segments: int) -> list[Row]:
-    """Measures a search for some keys in one partition of small segments, with a key index.
-
-    Each key is in only one segment. About 1 % of the segments contain a searched key.
+    """Measures a search for some keys in one partition of small segments, with a key index. Each
+    key is in only one segment, and about 1 % of the segments contain a searched key.
     """
     with tempfile.TemporaryDirectory(prefix="kts-bench-find-") as scratch:
         root, folder = f"{scratch}/tier", f"{scratch}/index"
@@ -157,4 +154,4 @@ def write_segments(root: str, segments: int) -> None:
 
 def _check(rows: int, wanted: int) -> None:
     if rows != wanted:
-        raise AssertionError(f"{rows} rows, not {wanted}")
+        raise AssertionError(f"the search returned {rows} rows instead of {wanted}")

@@ -1,5 +1,5 @@
-"""Measures costs that do not depend on the amount of data: of a task, of a new worker, and of a
-second core.
+"""Measures costs that do not depend on the amount of data: the costs of a task and of a new worker.
+Also measures the gain from a second core.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _task(bench: Bench) -> list[Row]:
-    """Measures the cost of one task.
+    """Measures the cost of one task: the time difference between a query with many tasks and a
+    query with few tasks, divided by the number of additional tasks.
 
-    Runs a query with few tasks and a query with many tasks. Divides the difference of their times
-    by the difference of their numbers of tasks, so that costs of the whole query, such as planning,
-    do not count.
+    Costs of the whole query, such as planning, are therefore not included.
     """
     few, many = (20, 60) if bench.quick else (50, 250)
     shape = TierShape(100, many * 16 << 10, partitions=1, segment_bytes=16 << 10)

@@ -1,5 +1,5 @@
 """Reads one hour out of thirty days from a tier with chunks. Compares the number of fetched bytes
-with the size of the chunks that contain the hour.
+with the total size of the chunks that contain the hour.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _VALUE_BYTES: Final = 100
 
 
 def hour_rows(bench: Bench) -> list[Row]:
-    """Returns the row that compares the bytes fetched for the middle hour with the size of its
-    chunks.
+    """Returns the row that compares the bytes fetched for the middle hour with the size of the
+    hour's chunks.
     """
     path = _tier()
     start = _FIRST_MS + 361 * _HOUR_MS + _HOUR_MS // 8
@@ -51,7 +51,7 @@ def hour_rows(bench: Bench) -> list[Row]:
     run = bench.run(Contestant(NEWEST_SPARK, query))
     expected = _PIECES_AN_HOUR * _PIECE_BATCHES * _BATCH_RECORDS
     if run.rows != expected:
-        raise AssertionError(f"{run.rows} rows of {expected} in the hour")
+        raise AssertionError(f"the query returned {run.rows} of {expected} rows of the hour")
     fetched = float(summary(str(folder)).total["bytes"])
     needed = _chunks_of_hour(start)
     return [
@@ -81,8 +81,8 @@ def _piece(base_offset: int, first_ms: int) -> tuple[bytes, list[int]]:
 
 
 def _chunks_of_hour(start: int) -> int:
-    """Returns the total size in bytes of the chunks with records of the hour. The chunks must be
-    neither compressed nor encrypted.
+    """Returns the total size in bytes of the chunks that contain records of the hour from `start`
+    on. The chunks must be neither compressed nor encrypted.
     """
     spacing = _HOUR_MS // _PIECES_AN_HOUR
     first = -(-(start - _FIRST_MS) // spacing)

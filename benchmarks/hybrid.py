@@ -1,7 +1,8 @@
 """Measures reads from brokers.
 
-Compares reads of hot data with Spark's Kafka source and with a consumer. Also measures scans of
-tier and brokers together, the time that brokers add to a plan, and the time of a connection.
+Compares reads of hot data, which is still on the broker's disk, with Spark's Kafka source and with
+a consumer. Also measures scans of tier and brokers together, the additional planning time with
+brokers, and the time to open a connection.
 """
 
 from __future__ import annotations
@@ -67,20 +68,20 @@ def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
             mine.times_faster_than(theirs),
             "×",
             2.2,
-        ).noted(_bounds(timings)),
+        ).noted(_bounds_note(timings)),
         at_most(
             "brokers only, processor time of Spark's Kafka source's, the broker's counted,"
             f" {label}",
             mine.processor_share_of(theirs),
             "×",
             0.55,
-        ).noted(_spent(timings, records)),
+        ).noted(_processor_note(timings, records)),
     ]
 
 
-def _bounds(timings: Mapping[str, Timings]) -> str:
-    """Returns a note with two bounds for any source in Python: prebuilt batches alone, and prebuilt
-    batches while libraries process the same bytes.
+def _bounds_note(timings: Mapping[str, Timings]) -> str:
+    """Returns a note with two bounds for any source in Python: the speed of prebuilt batches alone,
+    and of prebuilt batches while libraries process the same bytes.
     """
     alone, libraries = (
         timings[name].times_faster_than(timings["kafka"]) for name in ("ceiling", "libraries")
@@ -91,7 +92,7 @@ def _bounds(timings: Mapping[str, Timings]) -> str:
     )
 
 
-def _spent(timings: Mapping[str, Timings], records: int) -> str:
+def _processor_note(timings: Mapping[str, Timings], records: int) -> str:
     """Returns a note with the processor time per record in the JVM, in Python and in the broker."""
     texts = []
     for name, words in (("ours", "ours"), ("kafka", "theirs"), ("ceiling", "the ceiling")):
@@ -179,7 +180,7 @@ def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
 
 
 def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
-    """Compares the time of a plan of the tier alone with the time of a plan with brokers. Each plan
+    """Compares the time to plan the tier alone with the time to plan tier and brokers. Each plan
     runs in a new process.
     """
     tier = {**hot.tier(), "subscribe": MANY}
@@ -210,7 +211,7 @@ def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
 
 
 def _logins(hot: HotCluster) -> list[Row]:
-    """Measures the time to open a connection with SCRAM-SHA-512 over TLS, as a task opens it."""
+    """Measures the time in which a task opens a connection with SCRAM-SHA-512 over TLS."""
     options = {**hot.ours(PLAIN).options, **hot.scram(), "minPartitions": "4"}
     figures = in_a_child("logins", options)
     label = "a connection with SCRAM-SHA-512 over TLS"

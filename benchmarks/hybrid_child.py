@@ -35,8 +35,8 @@ def in_a_child(measurement: str, options: Mapping[str, str]) -> dict[str, float]
 
 
 def reading(options: ScanOptions) -> dict[str, float]:
-    """Reads all rows of a plan, one task after the other. Returns the total time, and the times of
-    fetch and decoder.
+    """Reads all rows of a plan, one task after the other. Returns the total time, and the time in
+    the fetch and in the decoder.
     """
     from contextlib import closing
 

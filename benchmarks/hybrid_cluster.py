@@ -1,4 +1,4 @@
-"""Starts a broker with hot topics: their tiered segments are still on the broker's disk.
+"""Starts a broker with hot topics, whose tiered segments are still on the broker's disk.
 
 Topics `plain` and `zstd` have the same records of 100 B. All closed segments of `plain` are also in
 the tier. Topic `many` has 300 partitions with one or two segments in the tier. In a third of these
@@ -63,16 +63,16 @@ class HotCluster:
         return self.cluster.nodes[1].pid
 
     def records(self, topic: str) -> int:
-        """Returns the number of records below the stops."""
+        """Returns the number of records of the topic before its stops."""
         return sum(self.stops[topic].values())
 
     def spark_kafka(self, topic: str) -> Query:
-        """Returns the query for Spark's own source."""
+        """Returns the query that reads the topic with Spark's own source."""
         return Query("kafka", {**self._asked(topic), "startingOffsets": "earliest"})
 
     def ours(self, topic: str, **more: str) -> Query:
-        """Returns the query for this library. It reads brokers and, if `more` contains the option
-        `path`, also a tier.
+        """Returns the query that reads the topic with this library: from brokers and, if `more`
+        contains the option `path`, also from a tier.
         """
         return Query("tiered-kafka", {**self._asked(topic), **more})
 
@@ -99,7 +99,7 @@ class HotCluster:
         }
 
     def tier_without_newest(self, topic: str, share: float, folder: Path) -> tuple[Path, float]:
-        """Copies the tier, but omits the newest segments of each partition of a topic.
+        """Copies the tier without the newest segments of each partition of a topic.
 
         Args:
             topic: Name of the topic.
@@ -107,8 +107,7 @@ class HotCluster:
             folder: Folder for the copy, which consists of links.
 
         Returns:
-            Two values: the path of the copy, and the share of the topic's bytes that the copy
-            lacks.
+            The path of the copy, and the share of the topic's bytes that the copy lacks.
         """
         copy = folder / "tier"
         shutil.copytree(self.cluster.tier, copy, copy_function=os.link)
@@ -137,7 +136,7 @@ def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> I
 
     Args:
         folder: An empty folder for all files.
-        quick: Writes less data.
+        quick: True to write less data.
         say: Called with progress messages.
     """
     count, many, segment_bytes = _QUICK if quick else _FULL
@@ -155,16 +154,18 @@ def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> I
         fill(cluster.bootstrap, PLAIN, count, VALUE_BYTES)
         fill(cluster.bootstrap, ZSTD, count, VALUE_BYTES, compression_type="zstd")
         say("hot broker: records are written")
-        _open_at_the_border(cluster.bootstrap, many)
+        _write_across_tier_end(cluster.bootstrap, many)
         stops = {ZSTD: dict.fromkeys(range(PARTITIONS), count // PARTITIONS)}
-        stops[PLAIN] = {number: _tiered(cluster, PLAIN, number) for number in range(PARTITIONS)}
+        stops[PLAIN] = {
+            number: _wait_tiered(cluster, PLAIN, number) for number in range(PARTITIONS)
+        }
         for number in range(many):
-            _tiered(cluster, MANY, number)
+            _wait_tiered(cluster, MANY, number)
         say("hot broker: closed segments are in the tier")
         yield HotCluster(cluster, certificates.authority, stops, many)
 
 
-def _tiered(cluster: Cluster, topic: str, number: int) -> int:
+def _wait_tiered(cluster: Cluster, topic: str, number: int) -> int:
     """Waits until all closed segments of a partition are in the tier. Returns the end offset of the
     tier.
     """
@@ -173,12 +174,12 @@ def _tiered(cluster: Cluster, topic: str, number: int) -> int:
     return bases[-1]
 
 
-def _open_at_the_border(bootstrap: str, partitions: int) -> None:
-    """Writes records to all partitions of topic `many`, so that some transactions cross the end of
-    the tier.
+def _write_across_tier_end(bootstrap: str, partitions: int) -> None:
+    """Writes records to all partitions of topic `many`, so that some transactions begin before the
+    end of the tier and end after it.
 
     In every third partition, all records belong to one transaction, which begins before the last
-    segment and ends in it. Half of these transactions are aborted. The records of the remaining
+    segment and ends in it. Half of these transactions are aborted. Records of the remaining
     partitions belong to no transaction.
     """
     ids = f"bench-{os.getpid()}-{time.time_ns()}"
@@ -204,7 +205,7 @@ def _open_at_the_border(bootstrap: str, partitions: int) -> None:
         # Sends a separate batch, so that the segment rolls within the transaction.
         for producer in (plain, *transactions):
             if producer.flush(120):
-                raise TimeoutError("the broker did not take all records")
+                raise TimeoutError("the broker did not acknowledge all records")
     commit, abort = transactions
     commit.commit_transaction(60)
     abort.abort_transaction(60)

@@ -1,5 +1,5 @@
-"""Compares a scan of a broker's disk with two other scans of the same bytes: from a tier, and from
-tier and disk together.
+"""Compares a scan of a broker's disk with scans of the same bytes in a tier, and in tier and disk
+together.
 """
 
 from __future__ import annotations

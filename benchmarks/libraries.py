@@ -1,7 +1,7 @@
 """Does only the work of libraries on the bytes of a tier: reads, decrypts, decompresses, checks the
 CRC, and copies once.
 
-If Spark's workers do only this work and return prebuilt batches, their time is a lower bound for
+The time of Spark workers that do only this work and return prebuilt batches is a lower bound for
 any source of these rows.
 """
 
@@ -24,8 +24,7 @@ _PLAIN_CHUNK: Final = 4 << 20
 
 
 class LibraryWork:
-    """Processes the bytes of some logs with libraries, in steps. Each call of `process_until` is
-    one step.
+    """Processes the bytes of some logs with libraries, one step per call of `process_until`.
 
     Args:
         logs: `.log` files of a tier. The manifest must be in the same folder. A log without
@@ -43,7 +42,9 @@ class LibraryWork:
             for log, manifest in logs_and_manifests
         )
         self._chunks = (
-            chunk for log, manifest in logs_and_manifests for chunk in self._of(log, manifest)
+            chunk
+            for log, manifest in logs_and_manifests
+            for chunk in self._original_bytes(log, manifest)
         )
         self._left = b""
         self._position = 0
@@ -53,7 +54,7 @@ class LibraryWork:
 
         Args:
             share: Share of the bytes of all logs, 0 to 1.
-            target: Buffer that receives the bytes; each piece overwrites the previous one.
+            target: Buffer that receives the bytes; each chunk overwrites the one before.
         """
         end = share * self._size
         while self._position < end and (chunk := next(self._chunks, None)) is not None:
@@ -68,8 +69,10 @@ class LibraryWork:
                     )
                     target[: len(piece)] = piece
 
-    def _of(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
-        """Yields the original bytes of one log, chunk by chunk: decrypted and decompressed."""
+    def _original_bytes(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
+        """Yields the original bytes of one log, chunk by chunk, after decrypting and decompressing
+        them.
+        """
         self._left = b""
         with log.open("rb", buffering=0) as file:
             if manifest is None:

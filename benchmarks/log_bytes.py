@@ -1,7 +1,7 @@
-"""Builds log bytes for measurements. Repeats batches of the test writer and changes only their base
+"""Builds log bytes for measurements by repeating batches of the test writer with other base
 offsets.
 
-The CRC of a batch does not cover its base offset, so the copies stay valid.
+The CRC of a batch does not cover the base offset, so the copies are valid.
 """
 
 from __future__ import annotations

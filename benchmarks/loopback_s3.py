@@ -38,7 +38,7 @@ def run(bench: Bench) -> list[Row]:
     """
     program = server_program()
     if program is None:
-        raise SkippedError("no versitygw: make bench builds it where Go is installed")
+        raise SkippedError("versitygw is missing: install Go, then run `make bench`")
     return [
         *_rows(bench, program, 100, max_processor=1.15),
         *_rows(bench, program, 1000, max_processor=1.35),

@@ -1,5 +1,5 @@
-"""Measures how fast one core converts records of `__remote_log_metadata` to columns, and to the
-live set of segments.
+"""Measures how fast one core converts records of `__remote_log_metadata` to columns, and computes
+the live segments from them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ROWS = 8192
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Measures the conversion of two records for each of 100,000 segments; 10,000 in a quick run.
-    Measures the readable implementation with the first of these records.
+    """Measures the conversion of two records for each of 100,000 segments, or of 10,000 in a quick
+    run. Measures the readable implementation with the first part of these records.
     """
     segments = 10_000 if quick else 100_000
     values = [value for number in range(segments) for value in _events(number)]
@@ -36,7 +36,7 @@ def run(*, quick: bool) -> list[Row]:
         for batch in batches:
             live.add(parse_metadata_columns(batch))
         if len(live.segments(_FINISHED)) != segments:
-            raise AssertionError("segments were lost")
+            raise AssertionError("the live segments are incomplete")
 
     columns, both, readable = best_seconds(
         lambda: [parse_metadata_columns(batch) for batch in batches],

@@ -1,8 +1,8 @@
 """Runs a TCP proxy with the latency and the bandwidth of a distant object store.
 
-`python -m benchmarks.paced_proxy HOST PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND` prints its port. It
-ends when its standard input is closed. With zero for both numbers, it forwards immediately; this is
-the baseline, because the proxy itself takes processor time.
+`python -m benchmarks.paced_proxy HOST PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND` prints the port of
+the proxy, which ends when its standard input is closed. With zero for both numbers, it forwards
+without delay. This is the baseline, because the proxy itself takes processor time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHORTEST_PAUSE = 0.002  # timers are not finer
 
 
 async def serve(host: str, port: int, first_byte_seconds: float, bytes_per_second: float) -> None:
-    """Runs until standard input ends."""
+    """Runs the proxy until standard input is closed."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, requests = await asyncio.open_connection(host, port, limit=4 * _PIECE)

@@ -1,6 +1,4 @@
-"""Compares this library with its alternatives, Spark's own Kafka source and a consumer, on the same
-records.
-"""
+"""Compares this library with Spark's own Kafka source and with a consumer, on the same records."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def run(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
         topic = broker.topics[name]
-        _same_rows(bench, broker, topic)
+        _check_row_counts(bench, broker, topic)
         rows += _full_scans(bench, broker, topic)
         rows += _one_column(bench, broker, topic)
     rows += _window(bench, broker, broker.topics[_SMALL])
@@ -49,8 +47,8 @@ def _tasks(query: Query) -> int:
     return len(plan_scan(parse_options(query.options)).tasks)
 
 
-def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
-    """Checks that all readers return all rows; otherwise the comparison is invalid."""
+def _check_row_counts(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
+    """Checks that all readers return all rows. If they did not, the comparison would be invalid."""
     ours = broker.from_tier(topic.name, sink="count")
     from_brokers = broker.from_brokers(f"{topic.name}-hot", sink="count")
     contestants = {
@@ -63,12 +61,14 @@ def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
     for name, contestant in contestants.items():
         row_count = bench.run(contestant).rows
         if row_count != topic.records:
-            raise AssertionError(f"{name}: {row_count} rows of {topic.records} in {topic.name}")
+            raise AssertionError(
+                f"{name} returned {row_count} of {topic.records} rows of {topic.name}"
+            )
 
 
 def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name)
-    bounds = _prebuilt(bench, broker, topic, DEFAULT_COLUMNS, _tasks(ours))
+    bounds = _bound_queries(bench, broker, topic, DEFAULT_COLUMNS, _tasks(ours))
     pid = broker.broker.pid
     parquet = bench.folder() / topic.name
     bench.run(
@@ -121,18 +121,18 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
             mine.times_faster_than(tier),
             "×",
             2.7,
-        ).noted(_bounds(timings, "tier")),
+        ).noted(_bounds_note(timings, "tier")),
         at_least(
             f"against Spark's Kafka source, data in the tier, {label}, newest pyspark",
             newest.times_faster_than(tier),
             "×",
             3,
-        ).noted(_bounds(timings, "tier", session=", newest")),
+        ).noted(_bounds_note(timings, "tier", session=", newest")),
         (
             at_least(against_hot, hot, "×", 2.5)
             if topic.name == _SMALL
             else Row(against_hot, hot, "×")
-        ).noted(_bounds(timings, "hot")),
+        ).noted(_bounds_note(timings, "hot")),
         Row(
             f"against Spark's Kafka source, data hot, {label}, same pyspark, both from the broker",
             timings["ours, hot"].times_faster_than(timings["hot"]),
@@ -154,7 +154,7 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
             mine.processor_share_of(tier),
             "×",
             _PROCESSOR_SHARE[topic.name],
-        ).noted(_bounds(timings, "tier", Timings.processor_share_of)),
+        ).noted(_bounds_note(timings, "tier", Timings.processor_share_of)),
         Row(
             f"of Spark's Parquet reader, {label}, newest pyspark",
             newest.times_faster_than(timings["parquet, newest"]),
@@ -169,11 +169,12 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
     return rows
 
 
-def _prebuilt(
+def _bound_queries(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Returns queries of prebuilt batches, by name: `ceiling`, and in a full run also `libraries`,
-    in which libraries process the logs of the topic at the same time.
+    """Returns the queries whose speed is the upper bound of the comparison, by name. `ceiling`
+    returns prebuilt batches. `libraries`, which is missing in a quick run, also processes the
+    topic's logs with libraries.
     """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
@@ -184,15 +185,15 @@ def _prebuilt(
     return bounds
 
 
-def _bounds(
+def _bounds_note(
     timings: Mapping[str, Timings],
     peer: str,
     ratio: Callable[[Timings, Timings], float] = Timings.times_faster_than,
     *,
     session: str = "",
 ) -> str:
-    """Returns a note with the bounds for any source in Python. A quick run has only the bound of
-    prebuilt batches.
+    """Returns a note with the bounds for any source in Python. In a quick run, the only bound is
+    that of prebuilt batches.
     """
     alone = ratio(timings[f"ceiling{session}"], timings[peer])
     words = f"ready batches, handed to Spark: {alone:.2f} ×"
@@ -214,7 +215,7 @@ def _speeds(name: str, records: int, timings: Timings) -> list[Row]:
 
 def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name, options={"columns": "value"})
-    bounds = _prebuilt(bench, broker, topic, ("value",), _tasks(ours))
+    bounds = _bound_queries(bench, broker, topic, ("value",), _tasks(ours))
     timings = bench.in_turns(
         {
             "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name, select=("value",))),
@@ -237,7 +238,7 @@ def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             timings["ours"].times_faster_than(timings["tier"]),
             "×",
             4,
-        ).noted(_bounds(timings, "tier")),
+        ).noted(_bounds_note(timings, "tier")),
     ]
 
 
@@ -248,7 +249,7 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     bounds = {"startingTimestamp": str(start), "endingTimestamp": str(stop)}
     where = f"timestamp >= timestamp_millis({start}) and timestamp < timestamp_millis({stop})"
     query = broker.through_broker(topic.name, sink="count", options=bounds)
-    # Otherwise, its own end option would replace the end timestamp.
+    # The option endingOffsets would override the end timestamp.
     query = Query(
         query.source,
         {name: text for name, text in query.options.items() if name != "endingOffsets"},
@@ -265,7 +266,7 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     timings = bench.in_turns(contestants, repeats=1 if bench.quick else 3)
     counts = {name: timings[name].runs[0].rows for name in ("filter", "bounds", "ours")}
     if len(set(counts.values())) != 1 or not counts["ours"]:
-        raise AssertionError(f"rows of the hour: {counts}")
+        raise AssertionError(f"the queries of the hour return different row counts: {counts}")
     label = "one hour of 30 days, count(*)"
     options = "Spark's Kafka source with its timestamp options"
     bound = (
@@ -318,8 +319,8 @@ def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
 
 
 def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
-    """Measures a consumer of confluent-kafka in one process, which converts its messages to Arrow.
-    All data is on the broker's disk.
+    """Measures a consumer of confluent-kafka that reads from the broker's disk in one process, and
+    converts its messages to Arrow.
     """
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):

@@ -1,9 +1,9 @@
 """Measures the time of a report of 100,000 segments in 500 partitions, and of `kts topics` for the
 same tier.
 
-The store takes 20 ms per request. An earlier plan in a different process has cached the manifests.
-The measured time begins when the options are parsed and ends with the finished page. It excludes
-imports and the warm-up report of a small tier.
+The store takes 20 ms per request. A plan in another process has cached the manifests. The measured
+time begins after the options are parsed and ends with the finished page. It excludes imports and a
+warm-up report of a small tier.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ MONTH_MS = 30 * 86_400_000
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns the figures.
-
-    Args:
-        quick: Uses a tenth of the segments, with the same goals.
-    """
+    """Returns the figures. A quick run has a tenth of the segments; the goals stay the same."""
     partitions = 50 if quick else 500
     folder = Path(tempfile.mkdtemp(prefix="kts-picture-"))
     try:
@@ -63,10 +59,8 @@ def _measured(partitions: int, folder: Path) -> tuple[Seconds, Seconds, int]:
 
 
 def measure(partitions: int, folder: str) -> tuple[Seconds, Seconds, int]:
-    """Describes the tier and makes a report, once each, in this process.
-
-    Returns:
-        Seconds of the description and of the report, and the bytes of the page.
+    """Describes the tier and makes a report, once each, in this process. Returns the seconds of the
+    description and of the report, and the bytes of the page.
     """
     small, tier = SimulatedTier(1, 2, latency_seconds=0), SimulatedTier(partitions, SEGMENTS)
     tier.prepare()

@@ -1,8 +1,8 @@
 """Plans a topic of 100,000 segments in 500 partitions on a store that takes 20 ms per request.
 
-Each case runs in a separate process. So the peak memory is that of one case, and only the cache on
-disk is warm. Wall time includes the 20 ms per request; processor time does not. On a busy machine,
-compare the processor time.
+Each case runs in a separate process, so the peak memory is that of one case, and of all caches only
+the cache on disk is filled. Wall time includes the 20 ms per request; processor time does not. On a
+busy machine, compare the processor time.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ class Measured:
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns the figures of all cases.
-
-    Args:
-        quick: Uses a tenth of the segments, with the same goals.
+    """Returns the figures of all cases. A quick run has a tenth of the segments; the goals stay the
+    same.
     """
     partitions = 50 if quick else 500
     tier = SimulatedTier(partitions, SEGMENTS)

@@ -1,4 +1,6 @@
-"""Draws the figure of a run: four small charts, this library next to Spark's own Kafka source."""
+"""Draws the figure of a run: four small charts that compare this library with Spark's own Kafka
+source.
+"""
 
 from __future__ import annotations
 
@@ -50,20 +52,14 @@ PICTURES: Final[tuple[tuple[str, Mapping[str, str]], ...]] = (
         },
     ),
 )
-"""Title of each chart, and for each bar its label and the name of the figure, in million records
-per second.
+"""Title of each chart, and for each bar of the chart its label and the name of its figure, in
+million records per second.
 """
 
 
 def draw(figures: Mapping[str, float], path: Path) -> bool:
-    """Writes one PNG with the charts whose figures exist.
-
-    Args:
-        figures: Maps the name of a measurement to million records per second.
-        path: Path of the PNG.
-
-    Returns:
-        True if there was a chart to draw.
+    """Writes the charts whose figures exist to the PNG `path`. `figures` maps the name of a
+    measurement to million records per second. Returns whether there was a chart to draw.
     """
     pictures = [
         (title, {label: figures[name] for label, name in bars.items() if name in figures})

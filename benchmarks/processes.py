@@ -12,7 +12,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
-    """User and system seconds so far.
+    """User and system seconds of a process tree since its start.
 
     Attributes:
         jvm: Seconds of the Java processes in the tree.
@@ -24,7 +24,7 @@ class ProcessorTime:
 
     @property
     def total(self) -> float:
-        """Seconds of all processes."""
+        """Returns the seconds of all processes."""
         return self.jvm + self.python
 
     def __sub__(self, earlier: ProcessorTime) -> ProcessorTime:
@@ -32,9 +32,8 @@ class ProcessorTime:
 
 
 def processor_time(pid: int) -> ProcessorTime:
-    """Returns the time of a process and its descendants.
-
-    Ended processes count after their parent reaped them.
+    """Returns the time of a process and its descendants. A descendant that has ended counts only
+    after its parent has reaped it.
     """
     jvm = python = 0.0
     root = psutil.Process(pid)

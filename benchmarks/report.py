@@ -68,7 +68,7 @@ class Report:
     Attributes:
         rows: Figures by the part that measured them.
         budgets: For each workload, nanoseconds per record of each stage.
-        skipped: Maps a part or peer to the reason.
+        skipped: Maps a skipped part or comparison to the reason.
         failed: Maps a part to its error.
         seconds: Duration of each part.
     """
@@ -92,22 +92,21 @@ class Report:
 
 
 def at_least(name: str, value: float, unit: str, least: float) -> Row:
-    """Returns a row whose figure should be at least `least`."""
+    """Returns a row whose goal is a figure of at least `least`."""
     return Row(name, value, unit, f"≥ {least:g}", value >= least)
 
 
 def at_most(name: str, value: float, unit: str, most: float) -> Row:
-    """Returns a row whose figure should be at most `most`."""
+    """Returns a row whose goal is a figure of at most `most`."""
     return Row(name, value, unit, f"≤ {most:g}", value <= most)
 
 
 def best_seconds(
     *actions: Callable[[], object], repeats: int, clock: Callable[[], float] = time.thread_time
 ) -> list[float]:
-    """Returns the shortest time of each action. By default, this is the processor time of the
-    calling thread.
-
-    The actions run in turns, so that other load on the machine affects all of them.
+    """Returns the shortest time of each action, measured with `clock`: by default, the processor
+    time of the calling thread. The actions run in turns, so that other load on the machine
+    affects all of them.
     """
     best = [float("inf")] * len(actions)
     for _ in range(repeats):
@@ -119,7 +118,7 @@ def best_seconds(
 
 
 def verdict(met: bool | None) -> str:
-    """Returns a word for the result of a row's goal; empty if the row has no goal."""
+    """Returns the word that tables show for a met or missed goal; empty if the row has no goal."""
     return {None: "", True: "met", False: "not met"}[met]
 
 
@@ -185,9 +184,7 @@ def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
 def joined(
     runs: Sequence[tuple[Report, dict[str, Any], bool]],
 ) -> tuple[Report, dict[str, Any], bool]:
-    """Merges the reports of several runs. If several runs measured a part, uses the last of these
-    runs.
-    """
+    """Merges the reports of several runs. For each part, uses the last run that measured it."""
     merged = Report()
     for report, _, _ in runs:
         for field in dataclasses.fields(Report):

@@ -169,7 +169,7 @@ def write_results(report: Report, about: Mapping[str, Any], quick: bool) -> None
     Args:
         report: The measurements.
         about: The machine, as `report.machine` returns it.
-        quick: True for a quick run; the pages then say that it was quick.
+        quick: True for a quick run, which the pages then mention.
     """
     is_drawn = draw(report.speeds, HERE / "RESULTS.png")
     _write(HERE / "RESULTS.md", _first_page(report, about, quick, is_drawn=is_drawn))

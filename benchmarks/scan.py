@@ -29,7 +29,7 @@ _ADDITIVE_GOAL: Final = 0.9
 _CEILING_GOAL: Final = 0.9
 _TINY_GOAL: Final = 0.5
 _ABORTS_REPEATS: Final = 11
-"""The goal allows 3 %, which is the spread of single runs."""
+"""Number of measured rounds. Single runs differ by 3 %, which is as much as the goal allows."""
 _LIBRARIES: Final = (
     "ready batches, while libraries read, decompress, check and copy the bytes: {:.2f};"
     " the scan reaches {:.2f} of that"
@@ -42,8 +42,8 @@ class Workload:
     """A kind of topic, and how it is read.
 
     Attributes:
-        goal: Kind of the scan's goal. `ceiling` compares with prebuilt batches, `additive` with the
-            sum of the stages measured alone, and `tiny` with prebuilt batches at a lower goal for
+        goal: Bound that the scan is compared with: `ceiling` for prebuilt batches, `additive` for
+            the sum of the stages measured alone, `tiny` for prebuilt batches with a lower goal for
             tiny batches. Empty for no goal.
     """
 
@@ -188,7 +188,7 @@ def _one(
     elif workload.columns == DEFAULT_COLUMNS:
         rows.append(Row(name, share, "×"))
     if workload.goal == "additive":
-        added = bound.processor / bound_rows + alone.added
+        added = bound.processor / bound_rows + alone.total
         used = mine.processor / tier.records
         parts = {
             "used": used,

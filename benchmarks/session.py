@@ -2,7 +2,7 @@
 through pipes.
 
 The Python environment of the process determines the Spark version, so two versions can run in
-turns. The process reads a line of JSON (`Query`) and responds with a line of JSON: `{"seconds",
+turns. The process reads a `Query` as a line of JSON and responds with a line of JSON: `{"seconds",
 "rows"}` or `{"error"}`.
 """
 
@@ -30,9 +30,11 @@ OLDEST: Final = ROOT / ".venv-spark40" / "bin" / "python"
 SAIL: Final = ROOT / ".venv-engines" / "bin" / "python"
 
 ZSTD_LEVEL: Final = 1
-"""Level for all Parquet writers: the default of Arrow's writer, and so of the export."""
+"""Compression level of all Parquet writers. It is the default of Arrow's writer, which exports
+use.
+"""
 ZSTD_LEVEL_OPTION: Final = "parquet.compression.codec.zstd.level"
-"""Option of Spark's writer, whose default is 3."""
+"""Name of the option that sets the level of Spark's writer, whose default is 3."""
 
 
 _AGGREGATES: Final = (
@@ -55,7 +57,7 @@ class Query:
         source: Short name of the data source.
         options: Options of the data source.
         select: Columns that Spark selects; empty for all.
-        where: Spark's own filter; empty for none.
+        where: Condition of Spark's filter; empty for none.
         sql: SQL query that runs on the rows, which it reads as table `records`; empty for none.
         sink: What Spark does with the rows; one of the sinks below.
         target: Folder of the sinks `parquet` and `backfill`.
@@ -316,7 +318,7 @@ def _sink(frame: DataFrame, query: Query) -> int:
             writer = frame.write.mode("overwrite").option("compression", "zstd")
             writer.option(ZSTD_LEVEL_OPTION, str(ZSTD_LEVEL)).parquet(query.target)
         case _:
-            raise ValueError(query.sink)
+            raise ValueError(f"unknown sink: {query.sink}")
     return 0
 
 

@@ -57,8 +57,7 @@ class Shape:
 
     Attributes:
         chunks: Number of chunks.
-        extra_blocks: Number of empty zstd blocks in each chunk. Different numbers give chunks
-            different sizes.
+        extra_blocks: Number of empty zstd blocks in each chunk, which makes stored chunks larger.
         text: `transformedChunks` of the manifest.
     """
 
@@ -79,7 +78,9 @@ class Shape:
 
 @functools.cache
 def shape(number: int) -> Shape:
-    """Returns shape `number`. Segment n has the shape n modulo the number of shapes."""
+    """Returns the shape with number `number`. Segment n has the shape with the number n modulo the
+    number of shapes.
+    """
     random = np.random.default_rng(number)
     chunks = 64 + 12 * number
     extra = tuple(int(value) for value in random.integers(0, 200, chunks))
@@ -136,9 +137,8 @@ class SimulatedTier:
         return bases
 
     def base_offset(self, number: int) -> int:
-        """Returns the first offset of segment `number`.
-
-        If `number` is the number of segments, returns the end of the log.
+        """Returns the first offset of segment `number`, or the end of the log if `number` is the
+        number of segments.
         """
         return self._bases[number]
 
@@ -160,7 +160,7 @@ class SimulatedTier:
         return sorted(f"{FOLDER}{number}/" for number in range(self.partitions))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. Lists one partition or all, page by page."""
+        """See `ObjectStore.list_objects`. Lists one partition or all partitions, page by page."""
         partitions = sorted(range(self.partitions), key=lambda number: f"{number}/")
         if prefix != FOLDER:
             partitions = [int(prefix[len(FOLDER) : -1])]
@@ -270,9 +270,8 @@ class SimulatedTier:
         return (*ends, snapshot, epoch, epoch + aborted)
 
     def _index_part(self, partition: int, number: int, start: int, stop: int) -> bytes:
-        """Returns bytes [start, stop) of an `.indexes` object.
-
-        Generates only the files in the range, because the store's own work must not count.
+        """Returns bytes [start, stop) of an `.indexes` object. Generates only the files in this
+        range, because measurements must not include much time of the store.
         """
         ends = self._index_ends(partition, number)
         makers: list[Callable[[int], bytes]] = [self._offsets, self._times]
@@ -319,9 +318,8 @@ class SimulatedTier:
         return b"".join(pieces)
 
     def _stored_chunk(self, number: int, chunk: int, extra: int) -> bytes:
-        """Returns the stored chunk, which is the same in every partition.
-
-        Generates it once, because the store's own work must not count.
+        """Returns the stored chunk, which is the same in every partition. Generates it once,
+        because measurements must not include much time of the store.
         """
         stored = self._stored.get((number, chunk))
         if stored is None:
@@ -373,7 +371,7 @@ def _checkpoint() -> bytes:
 
 @functools.cache
 def _template() -> bytes:
-    """Returns a batch of exactly `BATCH_BYTES`."""
+    """Returns a record batch of exactly `BATCH_BYTES` bytes."""
     filler = BATCH_BYTES // BATCH_RECORDS
     while True:
         records = [SimpleRecord(None, bytes(filler)) for _ in range(BATCH_RECORDS - 1)]
@@ -398,7 +396,9 @@ def _frame_size(extra_blocks: int) -> int:
 
 
 def _frame(chunk: bytes, extra_blocks: int) -> bytes:
-    """Returns a zstd frame of raw blocks with the requested size."""
+    """Returns a zstd frame of raw blocks that contains the chunk, followed by `extra_blocks` empty
+    blocks.
+    """
     pieces = [b"\x28\xb5\x2f\xfd\xa0", struct.pack("<I", len(chunk)), bytes(3 * extra_blocks)]
     step = 128 << 10
     for start in range(0, len(chunk), step):

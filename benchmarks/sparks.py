@@ -1,7 +1,5 @@
-"""Starts Spark for benchmarks, and defines data sources that do no work.
-
-Their speed is the upper bound (ceiling) for any source in Python: they yield prebuilt batches as
-fast as Spark reads them.
+"""Starts Spark for benchmarks, and defines data sources that yield prebuilt batches as fast as
+Spark reads them. Their speed is the upper bound (ceiling) for any source in Python.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ def start_spark(
     Args:
         cores: Number of concurrent tasks.
         unix_sockets: True if workers use Unix domain sockets to the JVM (Spark 4.1+).
-        settings: More Spark settings.
+        settings: Additional Spark settings.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = (
@@ -67,8 +65,8 @@ def start_spark(
 
 
 class CeilingPartition(InputPartition):
-    """Input of one task: its number of rows. If `logs` is not empty, libraries process these files
-    and copy their bytes into the values.
+    """Input of one task: its number of rows. If `logs` is not empty, libraries also process these
+    files and copy their bytes into the values.
     """
 
     def __init__(self, rows: int, logs: Sequence[str]) -> None:
@@ -76,11 +74,12 @@ class CeilingPartition(InputPartition):
 
 
 class CeilingReader(DataSourceReader):
-    """Yields a prebuilt batch repeatedly. Its speed is the maximum of the transport into the JVM.
+    """Yields a prebuilt batch repeatedly. Its speed is the maximum speed of the transport into the
+    JVM.
 
-    The batch stays in the processor's cache, unlike rows that are read from a store. If the options
-    name logs, libraries process them between two batches and copy their bytes into the values; see
-    `LibraryWork`.
+    Unlike rows that are read from a store, the batch stays in the processor's cache. If the options
+    contain `logs`, libraries process these files between two batches and copy their bytes into the
+    values; see `LibraryWork`.
     """
 
     def __init__(self, schema: StructType, options: dict[str, str]) -> None:
@@ -88,7 +87,7 @@ class CeilingReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Returns the number of tasks and rows that the options request."""
+        """Returns the inputs of the requested number of tasks, each with its number of rows."""
         tasks = int(self._options["tasks"])
         pattern = self._options["logs"].removeprefix("/")
         logs = sorted(map(str, Path("/").glob(pattern))) if pattern else []
@@ -99,7 +98,7 @@ class CeilingReader(DataSourceReader):
         """Yields the prebuilt batch until the task has returned its rows."""
         rows, logs = partition.value
         value_bytes = int(self._options["valuebytes"])
-        values, batch = _values(value_bytes), _prebuilt(tuple(self._columns), value_bytes)
+        values, batch = _values(value_bytes), _prebuilt_batch(tuple(self._columns), value_bytes)
         batch_size = batch.num_rows
         libraries = None
         if logs:
@@ -121,7 +120,7 @@ def _values(value_bytes: int) -> memoryview:
 
 
 @functools.cache
-def _prebuilt(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
+def _prebuilt_batch(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
     count = batch_rows(value_bytes)
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(value_bytes)
     values = [None, pa.py_buffer(ends), pa.py_buffer(_values(value_bytes))]
@@ -141,11 +140,11 @@ def _prebuilt(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
 
 
 class CeilingSource(DataSource):
-    """A data source that does no work of its own."""
+    """A data source of prebuilt batches."""
 
     @classmethod
     def name(cls) -> str:
-        """Returns the format's name."""
+        """Returns the short name of the data source."""
         return "transport-ceiling"
 
     def schema(self) -> StructType:
@@ -164,7 +163,7 @@ class EmptyReader(DataSourceReader):
         self._tasks = tasks
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Returns the tasks."""
+        """Returns the inputs of the tasks."""
         return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -177,7 +176,7 @@ class EmptySource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Returns the format's name."""
+        """Returns the short name of the data source."""
         return "empty-tasks"
 
     def schema(self) -> StructType:
@@ -193,11 +192,11 @@ class EndlessReader(DataSourceReader):
     """A reader whose tasks return rows until Spark stops them."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Returns the inputs of as many tasks as a topic of 100 GiB has."""
+        """Returns 800 inputs, the number of tasks of a topic of 100 GiB."""
         return [InputPartition(number) for number in range(800)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields zeros. Creates them without functions that import pandas."""
+        """Yields batches of zeros, which are created without functions that import pandas."""
         zeros = pa.py_buffer(bytes(8 * _ENDLESS_ROWS))
         offsets = pa.Array.from_buffers(pa.int64(), _ENDLESS_ROWS, [None, zeros])
         batch = pa.RecordBatch.from_arrays([offsets], names=["offset"])
@@ -206,11 +205,11 @@ class EndlessReader(DataSourceReader):
 
 
 class EndlessSource(DataSource):
-    """A data source with prebuilt rows, to measure the cost of a LIMIT in Spark."""
+    """A data source of prebuilt rows, to measure the cost of a LIMIT in Spark."""
 
     @classmethod
     def name(cls) -> str:
-        """Returns the format's name."""
+        """Returns the short name of the data source."""
         return "endless"
 
     def schema(self) -> StructType:

@@ -1,5 +1,5 @@
-"""Measures streams: the time of a poll with no or little new data, and the speed of reading old
-data (catching up).
+"""Measures streams: the time of a poll if there is no or little new data, and the speed of reading
+old data (catching up).
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ _OBJECTS: Final = 3
 
 
 def run(bench: Bench) -> list[Row]:
-    """Returns the rows of all cases.
-
-    A quick run has a tenth of the partitions. The goals stay the same.
+    """Returns the rows of all cases. A quick run has a tenth of the partitions; the goals stay the
+    same.
     """
     share = 10 if bench.quick else 1
     return [
-        *_one_new(10, 1000 // share, 7),
-        *_idle(1000 // share, 10, 3),
+        *_measure_new_segment(10, 1000 // share, 7),
+        *_measure_idle_poll(1000 // share, 10, 3),
         *_catching_up(bench, (14 << 30) // share),
         *_against_kafka(bench),
     ]
@@ -110,7 +109,7 @@ class _Polled:
     position: StreamPosition = INITIAL
 
     def poll(self) -> float:
-        """Returns the seconds of a poll, and of the plan of its batch if there is one."""
+        """Returns the seconds of a poll, including the plan of its batch if there is one."""
         started = time.perf_counter()
         end = self.stream.next(self.position, limited=False)
         if end is not self.position:
@@ -132,10 +131,9 @@ def _polled(tier: SimulatedTier) -> _Polled:
     return polled
 
 
-def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
-    """Measures a batch with one new segment.
-
-    The simulated requests take no time, because only the library's own work is measured.
+def _measure_new_segment(partitions: int, segments: int, repeats: int) -> list[Row]:
+    """Measures a batch with one new segment. The simulated requests take no time, because only the
+    library's own work is measured.
     """
     tier = SimulatedTier(partitions, segments + repeats, latency_seconds=0)
     tier.listed_segments = [segments] * partitions
@@ -162,7 +160,7 @@ def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
     ]
 
 
-def _idle(partitions: int, segments: int, repeats: int) -> list[Row]:
+def _measure_idle_poll(partitions: int, segments: int, repeats: int) -> list[Row]:
     """Measures a poll without new data."""
     tier = SimulatedTier(partitions, segments, latency_seconds=_LATENCY)
     tier.prepare()

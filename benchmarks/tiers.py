@@ -1,8 +1,8 @@
 """Generates the tiers that several benchmarks read, and keeps them in a scratch folder between
 runs.
 
-The name of the folder is a hash of the code that writes the tiers. Tiers that were written by other
-code are removed.
+The name of the folder is a hash of the code that writes the tiers. Tiers that other versions of the
+code wrote are removed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class TierShape:
     """A topic whose records have equal sizes.
 
     Attributes:
-        log_bytes: Original bytes of all partitions together.
+        log_bytes: Bytes of all logs together, before the storage plugin compresses or encrypts
+            them.
         batch_bytes: Approximate bytes of records in a batch; 0 for one record per batch.
         compression: True if chunks are zstd frames.
-        segment_bytes: Approximate original bytes of a segment.
+        segment_bytes: Approximate bytes of a segment's log, before the plugin compresses or
+            encrypts it.
         encryption: True if chunks and indexes are encrypted.
     """
 
@@ -79,8 +81,8 @@ class Tier:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Removes tiers that were written by other code. Returns the folder for tiers of the current
-    code.
+    """Removes tiers that other versions of the code wrote. Returns the folder for tiers of the
+    current code.
     """
     digest = hashlib.sha256()
     code = Path(segment_format.testing.__file__).parent.glob("*.py")
@@ -97,7 +99,7 @@ def cache_folder() -> Path:
 
 
 def make_tier(shape: TierShape) -> Tier:
-    """Returns the tier of this shape. Generates it unless it exists."""
+    """Returns the tier of this shape, which is generated unless it already exists."""
     name = hashlib.sha256(repr(sorted(asdict(shape).items())).encode()).hexdigest()[:16]
     path = cache_folder() / name
     record_bytes = shape.value_bytes + 20  # key, lengths, deltas

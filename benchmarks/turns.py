@@ -23,8 +23,8 @@ class Times:
             seconds += more.seconds[name]
 
     def ratio(self, of: Sequence[str], by: str) -> float:
-        """Divides the total time of the actions `of` by the time of the action `by`, for each
-        round. Returns the median of these ratios.
+        """Divides, for each round, the total time of the actions `of` by the time of the action
+        `by`. Returns the median of these ratios.
         """
         rounds = zip(*(self.seconds[name] for name in of), strict=True)
         pairs = zip(map(sum, rounds), self.seconds[by], strict=True)
@@ -36,10 +36,9 @@ class Times:
 
 
 def in_turns(actions: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Runs a warm-up round, then `rounds` measured rounds. Each round runs every action once.
-
-    Every second round runs the actions in reverse order, so that no action always runs after the
-    same action.
+    """Runs a warm-up round, then `rounds` measured rounds. Each round runs every action once. Every
+    second round runs the actions in reverse order, so that no action always runs after the same
+    other action.
     """
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(rounds + 1):

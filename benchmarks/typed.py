@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MEGA: Final = 1e6
 _BATCH: Final = 8192
-"""Rows of a batch in Spark."""
+"""Rows per batch in Spark."""
 _TWO: Final = ("country", "amount")
 
 FLAT: Final[dict[str, Any]] = {
@@ -146,7 +146,7 @@ def _compared(
         ]
 
     if not pa.chunked_array(ours()).equals(pa.chunked_array(theirs())):
-        raise AssertionError(f"{name}: other rows than fastavro's")
+        raise AssertionError(f"{name}: this library and fastavro return different rows")
     mine, other = best_seconds(ours, theirs, repeats=repeats)
     size = sum(map(len, values)) / len(values)
     rate = len(values) / mine / _MEGA

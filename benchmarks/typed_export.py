@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _SHARE: Final = 0.8
 _BATCH: Final = 16_384
-"""Rows of a batch in an export."""
+"""Rows per batch in an export."""
 _IN_A_BATCH: Final = 200
 TOPIC: Final = "typed"
 
 
 def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
-    """Returns two rows: the speed of the export, and the share of its time that the two parts take.
+    """Returns the speed of the export, and the share of its time that the two parts take.
 
     Args:
         schema: Avro schema of the values.
@@ -65,8 +65,8 @@ def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
 
 
 def measure_parts(options: Mapping[str, str], schema: str, repeats: int) -> tuple[float, float]:
-    """Returns two values: the shortest processor time to decode all values, and to write the rows
-    with `write_table`.
+    """Returns the shortest processor time to decode all values, and to write the rows with
+    `write_table`.
     """
     stored = {name: text for name, text in options.items() if not name.startswith("value.")}
     values = kts_source.scan(stored).to_table(threads=1)["value"].combine_chunks()

@@ -1,8 +1,8 @@
-"""Compares decoding with this library, which reads the tier, with Spark's `from_avro` and
-`from_json`, which read the same values from a real broker.
+"""Compares two ways to decode values in the same Spark 4.0: with this library from the tier, and
+with Spark's `from_avro` and `from_json` from a real broker that has the same values.
 
-All queries run in the same Spark 4.0, on two cores. The values have Confluent's header. The queries
-remove it before they call `from_avro`, as users do.
+Queries run on two cores. The values have Confluent's header, which the queries remove before they
+call `from_avro`, as users do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from benchmarks.session import Query, Run
 
 _ORDERS: Final = 65_536
-"""Number of different orders; topics repeat them."""
+"""Number of different orders, which repeat in a topic."""
 _SCHEMA_ID: Final = 7
 _HEADER: Final = b"\0" + _SCHEMA_ID.to_bytes(4, "big")
 _QUERY: Final = "SELECT country, sum(amount) FROM ({}) GROUP BY country"
@@ -59,15 +59,17 @@ class _Form:
 
 
 def run(bench: Bench) -> list[Row]:
-    """Compares queries of two fields for Avro and JSON, and an export of Avro."""
+    """Returns the rows of queries that read two fields of Avro and JSON values, and of an export of
+    Avro values.
+    """
     bench.need("java", "mvn")
     folder = bench.folder()
-    avro, of_json = _forms(folder, quick=bench.quick)
-    with _broker(bench, folder, (avro, of_json)) as broker:
+    avro_form, json_form = _forms(folder, quick=bench.quick)
+    with _broker(bench, folder, (avro_form, json_form)) as broker:
         return [
-            *_queried(bench, broker, avro),
-            *_queried(bench, broker, of_json),
-            *_exported(bench, broker, avro),
+            *_queried(bench, broker, avro_form),
+            *_queried(bench, broker, json_form),
+            *_exported(bench, broker, avro_form),
         ]
 
 
@@ -81,13 +83,13 @@ def _forms(folder: Path, *, quick: bool) -> tuple[_Form, _Form]:
         "value.schema": schema,
         "value.schema-registry.url": str(schemas),
     }
-    avro_there = f"from_avro(substring(value, {len(_HEADER) + 1}), '{schema}', map())"
-    json_there = f"from_json(CAST(value AS STRING), '{DDL}')"
+    spark_from_avro = f"from_avro(substring(value, {len(_HEADER) + 1}), '{schema}', map())"
+    spark_from_json = f"from_json(CAST(value AS STRING), '{DDL}')"
     as_json = {"value.format": "json", "value.schema": DDL}
     times = 1 if quick else 15
     return (
-        _Form("avro", 600_000 * times, avro, avro_there, "from_avro", 6),
-        _Form("json", 300_000 * times, as_json, json_there, "from_json", 5),
+        _Form("avro", 600_000 * times, avro, spark_from_avro, "from_avro", 6),
+        _Form("json", 300_000 * times, as_json, spark_from_json, "from_json", 5),
     )
 
 
@@ -130,14 +132,14 @@ def _values() -> tuple[list[bytes], list[bytes]]:
 
 
 def _decoded_by_us(broker: FilledBroker, form: _Form, sql: str, **fields: str) -> Query:
-    """Returns the query `sql` of the values, decoded by this library."""
+    """Returns a query that runs `sql` on the values decoded by this library."""
     options = {**form.our_options, "columns": "value", **fields}
     sql = sql.format("SELECT value.* FROM records")
     return broker.from_tier(form.name, options=options, sql=sql, sink="rows")
 
 
 def _decoded_by_spark(broker: FilledBroker, form: _Form, sql: str) -> Query:
-    """Returns the query `sql` of the values, decoded by Spark's function."""
+    """Returns a query that runs `sql` on the values decoded by Spark's function."""
     sql = sql.format(f"SELECT v.* FROM (SELECT {form.spark_expression} AS v FROM records)")
     return broker.through_broker(form.name, sql=sql, sink="rows")
 
@@ -150,7 +152,9 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
         "all": Contestant(SPARK_4_0, _decoded_by_us(broker, form, _QUERY)),
         "peer": Contestant(SPARK_4_0, _decoded_by_spark(broker, form, _QUERY), other_pid=pid),
     }
-    _same(bench, _decoded_by_us(broker, form, _CHECKED), _decoded_by_spark(broker, form, _CHECKED))
+    _check_equal_sums(
+        bench, _decoded_by_us(broker, form, _CHECKED), _decoded_by_spark(broker, form, _CHECKED)
+    )
     timings = bench.in_turns(queries, repeats=min(bench.repeats, 3))
     records = broker.topics[form.name].records
     label = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
@@ -181,7 +185,9 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
 
 
 def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
-    """Compares an export of the decoded values with Spark. Every run writes to an empty folder."""
+    """Compares two ways to export the decoded values: with this library, and with Spark. Every run
+    writes to an empty folder.
+    """
     target = bench.folder() / "written"
     ours = broker.from_tier(
         form.name, options=form.our_options, sink="backfill", target=str(target)
@@ -218,10 +224,12 @@ def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
     ]
 
 
-def _same(bench: Bench, *queries: Query) -> None:
-    """Checks that all queries return the same sum; otherwise the comparison is invalid."""
+def _check_equal_sums(bench: Bench, *queries: Query) -> None:
+    """Checks that all queries return the same sum. If they did not, the comparison would be
+    invalid.
+    """
     sums = [
         bench.run(Contestant(SPARK_4_0, replace(query, sink="number"))).rows for query in queries
     ]
     if len(set(sums)) != 1 or not sums[0]:
-        raise AssertionError(f"sums: {sums}")
+        raise AssertionError(f"the queries return different sums: {sums}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MEGA: Final = 1e6
 _BATCH: Final = 8192
-"""Rows of a batch in Spark."""
+"""Rows per batch in Spark."""
 DDL: Final = (
     "id string, country string, city string, status string, user bigint, time bigint,"
     " amount double, tax double, paid boolean, note string"
@@ -73,7 +73,7 @@ def _json(
         return [paj.read_json(io.BytesIO(text), reading, parsing) for text in lines]
 
     if pa.chunked_array(ours()).to_pylist() != pa.concat_tables(theirs()).to_pylist():
-        raise AssertionError(f"{name}: other rows than pyarrow's")
+        raise AssertionError(f"{name}: this library and pyarrow return different rows")
     # pyarrow.json reads ahead in its own thread.
     mine, other = best_seconds(ours, theirs, repeats=repeats, clock=time.process_time)
     size = sum(map(len, texts)) / len(texts)
@@ -104,8 +104,8 @@ def _batches(values: Sequence[bytes]) -> list[pa.Array]:
 
 
 def _messages(orders: Sequence[dict[str, Any]]) -> tuple[bytes, list[bytes]]:
-    """Returns two values: a descriptor set of the orders' message, and the orders, encoded by
-    Google's library.
+    """Returns a descriptor set of the orders' message, and the orders, encoded by Google's
+    library.
     """
     file = descriptor_pb2.FileDescriptorProto(name="b.proto", package="b", syntax="proto3")
     message = file.message_type.add(name="Order")

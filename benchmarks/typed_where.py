@@ -1,7 +1,5 @@
-"""Compares option `where` on a field of decoded values with Spark's own filter. The condition is
-true for 1 % of the rows.
-
-Both queries use the same Spark and this library's source.
+"""Compares option `where` on a field of decoded values with Spark's own filter, both with this
+library's source in the same Spark. The condition is true for 1 % of the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CONDITION: Final = "value.user < 10000"
-"""Of a million users."""
+"""Condition that is true for 1 % of the rows, because `user` is below a million."""
 _ORDERS: Final = 65_536
 
 

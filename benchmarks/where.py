@@ -28,8 +28,8 @@ from kts_source.columns import DEFAULT_COLUMNS
 _PARTITIONS: Final = 6
 _CORES: Final = 2
 _LARGE: Final = 512 << 20
-"""Task size at which a task that returns almost no rows is dominated by Spark's own cost for a
-task.
+"""Task size at which Spark's own cost per task takes most of the time of a task that returns almost
+no rows.
 """
 _PIECE_BYTES: Final = 2 << 20
 _VALUE_BYTES: Final = 100
@@ -37,9 +37,8 @@ _WHAT: Final = "WHERE key = …"
 
 
 def run(bench: Bench) -> list[Row]:
-    """Measures the search for one key.
-
-    The number of rows is checked, so that no source skips work.
+    """Measures the search for one key. The number of rows is checked, so that no source can skip
+    work.
     """
     log_bytes = (96 << 20) if bench.quick else (6200 << 20)
     tier = make_tier(TierShape(_VALUE_BYTES, log_bytes, partitions=_PARTITIONS))
@@ -125,8 +124,8 @@ def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
 def _against_kafka(
     timings: dict[str, Timings], kafka_records: int, records: int, least: float
 ) -> list[Row]:
-    """Compares the time per scanned record, because the topic that Spark's Kafka source reads is
-    smaller. The speed of that source does not depend on the size of the topic.
+    """Compares the time per scanned record, because the topic of Spark's Kafka source is smaller.
+    That source's speed per record does not depend on the size of the topic.
     """
     from benchmarks.brokers import PARTITIONS
 

@@ -1,4 +1,4 @@
-"""Names of the table's columns. The columns of Spark's Kafka source come first."""
+"""Names of the columns that scans return. The columns of Spark's Kafka source come first."""
 
 from __future__ import annotations
 

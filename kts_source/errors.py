@@ -70,8 +70,8 @@ class TieredKafkaError(Exception):
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **location: Unpack[Place]) -> Self:
-        """Returns a copy of the error with a location. Sets only the parts of the location that the
-        error does not have yet.
+        """Returns a copy of the error with a location. Keeps those parts of the location that the
+        error already has.
         """
         return self._changed(self._missing(location))
 
@@ -80,9 +80,7 @@ class TieredKafkaError(Exception):
         return self._changed({"message": f"{self.message}{text}"})
 
     def in_span(self, span: object, **location: Unpack[Place]) -> Self:
-        """Returns a copy of the error with the attribute `span`. Like `located`, sets only the
-        parts of the location that the error does not have yet.
-        """
+        """Returns a copy of the error with the attribute `span`. Keeps an existing `span`."""
         return self._changed(self._missing(location) | {"span": span})
 
     def _missing(self, location: Place) -> dict[str, object]:
@@ -100,7 +98,7 @@ class TieredKafkaError(Exception):
 
 def _checked(location: Place) -> Place:
     if unknown := location.keys() - _LABELS.keys():
-        raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
+        raise TypeError(f"the location of an error cannot have {', '.join(sorted(unknown))}")
     return location
 
 
@@ -109,11 +107,11 @@ class InvalidOptionError(TieredKafkaError, ValueError):
 
 
 class KeyPrefixError(InvalidOptionError):
-    """The key prefix in the options is too short. The rest of the complete key prefix would become
-    part of the topics' names.
+    """Option `keyPrefix` contains only the start of the tier's key prefix. Its missing end would be
+    read as the start of every topic name.
 
     Attributes:
-        key_prefix: The complete key prefix; empty if unknown.
+        key_prefix: The tier's complete key prefix; empty if unknown.
     """
 
     def __init__(self, message: str, *, key_prefix: str = "", **location: Unpack[Place]) -> None:
@@ -169,8 +167,8 @@ class InvalidValueError(TieredKafkaError, ValueError):
     """A key or value does not match `key.format` or `value.format`.
 
     Attributes:
-        fault: The part of the message before the advice, because an export gives other advice than
-            a scan.
+        fault: The part of the message before the advice. An export appends other advice than a
+            scan.
     """
 
     def __init__(self, message: str, *, fault: str = "", **location: Unpack[Place]) -> None:
@@ -183,7 +181,7 @@ class StoreError(TieredKafkaError):
 
     Attributes:
         attempts: One line for each failed attempt, oldest first, without credentials; empty if all
-            attempts failed for the same reason.
+            attempts failed for one reason.
     """
 
     def __init__(
@@ -197,8 +195,8 @@ class StoreError(TieredKafkaError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """The object does not exist. Some stores return 403 for a missing object if the user may not
-    list objects. In this case `AccessDeniedError` is raised instead.
+    """The object does not exist. If the user may not list objects, some stores return 403 for a
+    missing object, which raises `AccessDeniedError` instead.
     """
 
 
@@ -271,9 +269,7 @@ class OldBrokerError(BrokerError):
 
 
 class RegistryError(TieredKafkaError):
-    """A schema registry returned an error or an invalid response. This does not mean that the rows
-    are invalid.
-    """
+    """A schema registry returned an error or an invalid response. The rows may be valid."""
 
 
 class RegistryUnavailableError(RegistryError):
@@ -318,7 +314,6 @@ class RejectedRowsError(ExportError):
     """More records of a commit were rejected than `max_rejected` allows. The commit was not made.
 
     Attributes:
-        rejected: Number of rejected records.
         records: Number of all records of the commit.
     """
 

@@ -1,8 +1,9 @@
 """Private keys for encrypted segments, by the key id that the manifest of a segment names.
 
-Ids are compared case-insensitively, since they are in option names, which Spark passes in lower
-case. A key comes from a file, an environment variable, or a user's function that reads a secret
-store. The driver reads all keys. A worker reads files and variables that the driver did not have.
+Key ids are compared case-insensitively, because they are parts of option names, which Spark passes
+in lower case. A key comes from a file, an environment variable, or a user's function that reads a
+secret store. The driver reads all keys that it can. A worker reads the files and variables that do
+not exist on the driver.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class KeyRing:
         """Decrypts the data key of a segment (32 bytes).
 
         Raises:
-            UnknownKeyError: There is no private key with that id, or the key is not available on
-                this machine.
+            UnknownKeyError: The key ring has no private key for the id in `wrapped`, or this
+                machine cannot read the key.
             DecryptionError: The private key does not decrypt the data key.
         """
         pem = self._pem(wrapped.key_id)

@@ -23,8 +23,8 @@ _PACKAGE: Final = "tiered-kafka"
 
 
 def install_command(extra: str) -> str:
-    """Returns the shell command that installs an extra of this package. The command uses the same
-    source as the installed package (PEP 610): a checkout, a wheel file, a URL or an index.
+    """Returns the shell command that installs an extra of this package from where the package was
+    installed (PEP 610): a checkout, a wheel file, a URL or an index.
     """
     try:
         record = metadata.distribution(_PACKAGE).read_text("direct_url.json")
@@ -40,7 +40,9 @@ def install_command(extra: str) -> str:
 
 
 def missing_extra(library: str, extra: str, what: str) -> MissingExtraError:
-    """Returns the error for a feature `what` whose library is not installed."""
+    """Returns the error for a feature that needs a library which is not installed. `what` is the
+    name of the feature.
+    """
     return MissingExtraError(f"{what} needs {library}. Install it with: {install_command(extra)}")
 
 
@@ -53,12 +55,8 @@ def package_version() -> str:
 
 
 def require(library: str, extra: str, what: str) -> None:
-    """Raises MissingExtraError if a library is not installed.
-
-    Args:
-        library: Module to import.
-        extra: Extra of this package that installs it.
-        what: The feature that needs it, for the message.
+    """Raises MissingExtraError if the module `library` is not installed. The message names `what`,
+    the feature that needs it, and `extra`, the extra of this package that installs it.
     """
     try:
         spec = importlib.util.find_spec(library)

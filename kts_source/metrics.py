@@ -96,13 +96,8 @@ class Summary:
         return "\n".join(lines)
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """Plots the time of each task as stacked bars.
-
-        Args:
-            axes: Axes to draw on; default: a new figure.
-
-        Returns:
-            The axes.
+        """Plots the time of each task as stacked bars on `axes` (default: the axes of a new
+        figure), and returns the axes.
 
         Raises:
             MissingExtraError: matplotlib is not installed.

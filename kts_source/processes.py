@@ -24,9 +24,9 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
     Close the iterator to cancel the remaining tasks.
 
     Args:
-        call: Picklable function; its arguments and results must be picklable, too.
+        call: Picklable function with picklable arguments and results.
         tasks: Arguments of the calls, one per call.
-        workers: Maximum number of processes.
+        workers: Maximum number of concurrent processes.
 
     Raises:
         BrokenProcessPool: A process died.

@@ -59,12 +59,8 @@ class Secret(Generic[T]):
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Returns `text` with `***` in place of secrets. Secrets are user names, passwords and query
-    strings in URLs, and the values in `secrets`.
-
-    Args:
-        text: A message of a client library or a server.
-        secrets: Secret values to replace. Values of less than four characters are ignored.
+    """Returns `text` with `***` in place of user names, passwords and query strings in URLs, and in
+    place of the values in `secrets`. Values with less than four characters are not replaced.
     """
     for value in sorted(set(secrets), key=len, reverse=True):
         if len(value) >= _MIN_SECRET_LENGTH:

@@ -17,8 +17,8 @@ _LEFT: Final = ' style="text-align:left"'
 
 
 def some(texts: Iterable[str]) -> str:
-    """Joins the first few texts, with unprintable characters escaped, and adds the number of the
-    other texts.
+    """Joins the first few texts, with unprintable characters escaped, and appends how many texts
+    were omitted.
     """
     texts = list(texts)
     more = f", and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
@@ -73,8 +73,8 @@ def camel_case(name: str) -> str:
 
 
 def json_fields(value: Any) -> Any:  # noqa: ANN401
-    """Converts a dataclass, and the dataclasses in its fields, to JSON types. Names of fields
-    become camel case.
+    """Converts a dataclass to JSON types, including nested dataclasses. Field names become camel
+    case.
     """
     if is_dataclass(value):
         return {
@@ -106,15 +106,15 @@ class Table:
         return cls(title, (), tuple(facts.items()))
 
     @property
-    def _more(self) -> str:
+    def _omitted_note(self) -> str:
         return f"and {len(self.rows) - MAX_ROWS:,} more" if len(self.rows) > MAX_ROWS else ""
 
     def html(self) -> str:
         """Returns an HTML table."""
         head = "".join(f"<th{_LEFT}>{_escape(name)}</th>" for name in self.header)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows[:MAX_ROWS])
-        if self._more:
-            body += f'<tr><td{_LEFT} colspan="{len(self.rows[0])}">{self._more}</td></tr>'
+        if self._omitted_note:
+            body += f'<tr><td{_LEFT} colspan="{len(self.rows[0])}">{self._omitted_note}</td></tr>'
         return (
             f"<table><caption{_LEFT}><b>{_escape(self.title)}</b></caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -138,7 +138,7 @@ class Table:
                 text.rjust(width) if right else text.ljust(width) for text, width, right in cells
             ]
             shown.append("  ".join(padded).rstrip())
-        return "\n".join([*shown, self._more] if self._more else shown)
+        return "\n".join([*shown, self._omitted_note] if self._omitted_note else shown)
 
 
 class Displayed:

@@ -1,4 +1,4 @@
-"""Opens a tier: its store, with timeouts, retries and a mirror, and the caches on the local
+"""Opens a tier: its object store (with timeouts, retries and a mirror) and the caches on the local
 disk.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.cache.caches import NO_CACHE, Caches
 from kts_source.store.joined_store import EmptyStore
-from kts_source.store.open_store import open_store, storage_beside
+from kts_source.store.open_store import open_store, storage_of_other_path
 
 if TYPE_CHECKING:
     from kts_source.options import ScanOptions
@@ -68,7 +68,7 @@ def open_tier(options: ScanOptions) -> Tier:
         disks = [
             open_store(
                 path,
-                storage_beside(options.path, path, options.storage),
+                storage_of_other_path(options.path, path, options.storage),
                 retry_policy=fetch.retry_policy,
             )
             for path in beside

@@ -1,4 +1,4 @@
-"""Reads untrusted bytes. Contains byte views of any buffer, and cursors that check every read.
+"""Reads untrusted bytes with cursors that check every read.
 
 Every parser of `segment_format` takes `bytes`, `bytearray`, `memoryview` or a contiguous numpy
 array, and views it through `byte_view` without a copy. `Cursor` reads the data types of records.
@@ -53,8 +53,8 @@ def byte_view(buffer: BytesLike) -> memoryview:
 
 
 def whole_entries(data: BytesLike, entry_size: int, what: str) -> memoryview:
-    """Returns a view of the bytes of an index. Raises `CorruptIndexError` if the last entry is
-    incomplete. `what` names the index in the error.
+    """Returns a view of the bytes of an index. Raises `CorruptIndexError`, with the index named
+    `what`, if the last entry is incomplete.
     """
     view = byte_view(data)
     if rest := len(view) % entry_size:
@@ -72,8 +72,8 @@ def wrap_i64(value: int) -> int:
 
 
 class ArrayValue:
-    """Base class that adds equality to frozen dataclasses with array fields. Declare such
-    dataclasses with `eq=False`.
+    """Base class that adds equality to frozen dataclasses with array fields. Subclasses must be
+    declared with `eq=False`.
     """
 
     __slots__ = ()
@@ -90,7 +90,7 @@ class ArrayValue:
 
 class Cursor:
     """Reads values from bytes `[position, stop)` of a view, and checks that each value is complete.
-    The argument `what` of its methods names the value in errors.
+    In all methods, `what` is the name of the value in errors.
 
     Args:
         view: One-dimensional byte view, see `byte_view`.
@@ -200,7 +200,7 @@ class TaggedField:
 
 
 class MessageReader(Cursor):
-    """Reads a message field by field. The arguments are the same as those of `Cursor`."""
+    """Reads a message field by field. Arguments: see `Cursor`."""
 
     __slots__ = ()
 
@@ -245,12 +245,12 @@ class MessageReader(Cursor):
         return count
 
     def tagged_fields(self) -> tuple[TaggedField, ...]:
-        """Reads a section of tagged fields. Raises an error if their tags do not ascend."""
+        """Reads a section of tagged fields. Raises an error if the tags do not ascend."""
         return tuple(field for _, field in self.located_tagged_fields())
 
     def located_tagged_fields(self) -> Iterator[tuple[int, TaggedField]]:
-        """Yields a pair for each tagged field of a section: the position of the field's value in
-        the buffer, and the field.
+        """Yields two values for each tagged field of a section: the position of the field's value
+        in the buffer, and the field.
         """
         count = self.uvarint("number of tagged fields")
         if 2 * count > self.remaining:

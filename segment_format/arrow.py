@@ -1,8 +1,8 @@
 """Decodes log bytes to Arrow record batches with the column types of Spark's Kafka source.
 
-`iter_arrow` takes a buffer of complete entries. `RecordDecoder` takes the same bytes in pieces of
-any size, and needs limited memory. Both use compiled kernels. For the same bytes, they return the
-same rows, or raise the same class of error, as the pure Python decoder
+`iter_arrow` takes a buffer of complete entries. `RecordDecoder` takes the bytes of entries in
+pieces of any size, and needs limited memory. Both use compiled kernels. For given bytes, they
+return the rows, or raise the class of error, of the pure Python decoder
 `segment_format.record.records.iter_batches`.
 
 | column | type | meaning |
@@ -94,8 +94,8 @@ def iter_arrow(
 
     Args:
         buffer: Entries of magic 0, 1 and 2, one after the other as in a `.log` file.
-        columns: Names in `RECORD_COLUMNS` and `LINEAGE_COLUMNS`; `RECORD_COLUMNS` by default. Other
-            fields are not decoded if possible.
+        columns: Names in `RECORD_COLUMNS` and `LINEAGE_COLUMNS`; `RECORD_COLUMNS` by default. Most
+            fields of other columns are skipped without decoding.
         start_offset: First offset to return, inclusive; None if there is no lower bound.
         stop_offset: End of the offsets to return, exclusive; None if there is no upper bound.
         aborted: Aborted transactions, whose batches are skipped (`read_committed`).
@@ -103,8 +103,8 @@ def iter_arrow(
         max_rows: Maximum number of rows in a batch.
 
     Yields:
-        Batches with the schema `record_schema(columns)`. Rows are in stored order. Their memory is
-        independent of `buffer`.
+        Batches with the schema `record_schema(columns)`. Rows are in stored order. The batches do
+        not refer to the memory of `buffer`.
 
     Raises:
         SegmentFormatError: The bytes are invalid. The `position` of the error counts from the start

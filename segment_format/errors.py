@@ -29,7 +29,7 @@ class SegmentFormatError(Exception):
         super().__init__(message, position, offset)
 
     def at(self, position: int | None, offset: int) -> Self:
-        """Returns a copy of the error with another position and offset."""
+        """Returns a copy of the error with `position` and `offset`."""
         return type(self)(self.message, position=position, offset=offset)
 
     def __str__(self) -> str:

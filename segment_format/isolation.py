@@ -4,7 +4,7 @@ skips.
 An entry of a transaction index is `(p, first, last)`: producer, base offset of the transaction's
 first batch, and offset of its abort marker. A transactional batch of producer `p` with base offset
 `b` was aborted if and only if there is an entry with `first ≤ b < last`. No batch is partly inside
-an interval. So only its base offset matters, and batches can be read in any order.
+an interval. So the base offset of a batch decides, and batches can be read in any order.
 
 Source: `CompletedFetch`, `TransactionIndex` in Kafka (KIP-98).
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AbortedIntervals(ArrayValue):
-    """Aborted transactions: three int64 arrays, sorted by (producer id, first offset).
+    """Offset intervals of aborted transactions: three int64 arrays, sorted by (producer id, first
+    offset).
 
-    Intervals of one producer do not overlap, so only the last one that begins at or before an
-    offset can contain the offset.
+    Intervals of one producer do not overlap. So an offset can only be in the last interval that
+    begins at or before the offset.
 
     Attributes:
-        producer_ids: Producer id of each transaction.
         first_offsets: Base offset of the first batch of each transaction.
         last_offsets: Offset of the abort marker of each transaction. It is greater than the offsets
             of the transaction's records.
@@ -97,17 +97,14 @@ class AbortedIntervals(ArrayValue):
             return None
         return int(self.last_offsets[index])
 
-    def clip(
+    def overlapping(
         self, start_offset: int, stop_offset: int, *, next_until: int | None = None
     ) -> AbortedIntervals:
-        """Returns the intervals that can affect offsets `[start_offset, stop_offset)`. Does not
-        shorten them.
+        """Returns the intervals that overlap the offsets `[start_offset, stop_offset)`, with their
+        original bounds.
 
-        Args:
-            start_offset: First offset, inclusive.
-            stop_offset: End of the range, exclusive.
-            next_until: If given, also returns the first interval of each producer that begins at or
-                after `stop_offset` and below this offset.
+        If `next_until` is given, also returns the first interval of each producer that begins in
+        `[stop_offset, next_until)`.
         """
         if not len(self):
             return self
@@ -139,7 +136,6 @@ class OpenTransaction:
     """A transaction that was neither committed nor aborted so far.
 
     Attributes:
-        producer_id: Id of the producer.
         first_offset: Base offset of the transaction's first batch in the partition.
     """
 

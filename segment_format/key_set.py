@@ -10,8 +10,8 @@ overlap the previous word. A key of 4 to 7 bytes is hashed as one word: its firs
 then its last four bytes. A key of 1 to 3 bytes is hashed as one word, too: its first, its middle
 and its last byte.
 
-The keys of a bucket are stored next to each other. There is an array with one bit for each value of
-`bit`. A bit is set if the set contains a key with this value of `bit`. A lookup has three steps:
+The keys of a bucket are stored next to each other. An array has one bit for each value of `bit`,
+which is 1 if the set contains a key with this value. A lookup has three steps:
 
 1. Check the bit of the key. This rejects most keys that are not in the set, and the array is small
    enough for the CPU's cache.
@@ -77,7 +77,7 @@ class KeySet:
 
     @classmethod
     def of(cls, keys: Iterable[bytes | None], *, seed: int | None = None) -> KeySet:
-        """Builds a set of keys. The same key may be given several times.
+        """Builds a set of keys. Repeated keys are stored once.
 
         Args:
             keys: Bytes of keys; `None` is the null key.

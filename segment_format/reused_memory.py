@@ -1,10 +1,10 @@
-"""Reuses the memory of large buffers after the last reference to a buffer is gone.
+"""Reuses the memory of large buffers that have no more references.
 
 Reuse is faster because a page fault for 4 KiB of new memory takes longer than copying 4 KiB, and
 because recently used memory is in the processor's cache. Each buffer is a NumPy array over a memory
-mapping. Views, slices and Arrow buffers refer to this array. When the last reference is gone, the
-finalizer of the array returns the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables
-the reuse.
+mapping. Views, slices and Arrow buffers refer to this array. After the last reference is gone, the
+array's finalizer returns the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables the
+reuse.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _Pool:
 
     Attributes:
         idle: Mappings that can be used again. Only the holder of `lock` changes it.
-        returned: Mappings that are no longer used but not in `idle` yet. A finalizer can run in any
-            thread, even while that thread holds `lock`. So finalizers only append to this list and
-            never wait for `lock`.
+        returned: Unused mappings that are not in `idle` yet. A finalizer can run in any thread,
+            even while that thread holds `lock`. So finalizers append to this list and never wait
+            for `lock`.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class _Pool:
         self.returned: deque[mmap.mmap] = deque()
 
     def take(self, size: int) -> mmap.mmap | None:
-        """Removes the smallest idle mapping that has at least `size` bytes, and returns it. Returns
-        None if there is no such mapping, or if all of them are much larger.
+        """Removes and returns the smallest idle mapping that has at least `size` bytes. Returns
+        None if no mapping is large enough, or if all large enough mappings are much larger.
         """
         with self.lock:
             self._collect()
@@ -65,7 +65,9 @@ class _Pool:
             return None
 
     def give_back(self, mapping: mmap.mmap) -> None:
-        """Returns a mapping to the pool after its buffer is gone. Never waits."""
+        """Returns a mapping to the pool after the last reference to the buffer is gone. Never
+        waits.
+        """
         self.returned.append(mapping)
         if self.lock.acquire(blocking=False):
             try:
@@ -95,13 +97,10 @@ _pool = _Pool()
 
 
 def writable_bytes(size: int) -> memoryview:
-    """Returns a writable view of `size` bytes with arbitrary content.
+    """Returns a writable view of `size` bytes with arbitrary content. The caller must limit `size`.
 
-    No other caller gets the same memory while the view, or an object that uses its memory, is
-    alive. Safe to call from any thread.
-
-    Args:
-        size: Number of bytes. The caller must limit it.
+    The memory is not reused while the view, or an object that uses its memory, is alive. Safe to
+    call from any thread.
     """
     global _pool
     if size < MIN_BYTES or not is_on():
@@ -125,8 +124,8 @@ def release_idle() -> None:
 
 
 def _new_mapping(size: int) -> mmap.mmap:
-    """Returns a new memory mapping. When the last reference to it is gone, its memory is returned
-    to the operating system.
+    """Returns a new memory mapping, whose memory is returned to the operating system after the last
+    reference is gone.
 
     Memory from `malloc` would stay reserved for the thread that freed it. With many threads, this
     took 50 % more memory than was in use.

@@ -72,17 +72,18 @@ class TransactionCheck:
         self.state[c.TXN_FREE] = capacity // 2
 
     def next_markers(self, next_offset: int, *, only_doubtful: bool) -> dict[int, int | None]:
-        """Returns which marker each producer must write next, after the batches that were read.
+        """Returns the marker that each producer must write next, after the batches that were read.
 
         Keys are producer ids. A value is the offset at which an ABORT marker must be, or `None` if
         the next marker must be a COMMIT.
 
         Args:
             next_offset: First offset after the batches that were read.
-            only_doubtful: If True, returns only the producers that have an aborted interval ending
-                at `next_offset` or later, but whose last records were decoded as committed. If the
-                start of this interval is too high, these records were aborted. Pass True if another
-                check reads the later batches: it detects all other contradictions.
+            only_doubtful: If True, returns only producers whose last records were decoded as
+                committed, but that have an aborted interval ending at `next_offset` or later: if
+                the start of this interval is too high, these records were aborted. Pass True if
+                another `TransactionCheck` reads the later batches, because it detects all other
+                contradictions.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         aborted = self._aborted
@@ -100,8 +101,8 @@ class TransactionCheck:
         return expected
 
     def stray_aborts(self) -> dict[int, int]:
-        """Returns a dict from producer id to offset. It contains the producers whose first marker
-        is an ABORT marker outside all aborted intervals, and the offset of this marker.
+        """Returns, by producer id, the offset of a producer's first marker, if it is an ABORT
+        marker outside all aborted intervals.
 
         The batches that were read contain no data of the producer before the marker. If earlier
         batches contain such data, the intervals are wrong.
@@ -138,14 +139,9 @@ class TransactionCheck:
 def check_next_marker(
     producer_id: int, marker: ControlRecordType, offset: int, expected: dict[int, int | None]
 ) -> None:
-    """Compares a marker with the expected next marker of its producer. Removes the expected marker
-    from `expected`. Does nothing if `expected` does not contain the producer.
-
-    Args:
-        producer_id: Producer of the marker.
-        marker: ABORT or COMMIT.
-        offset: Offset of the marker.
-        expected: Result of `TransactionCheck.next_markers`.
+    """Compares `marker` (ABORT or COMMIT) with the producer's entry in `expected`, a result of
+    `TransactionCheck.next_markers`. Removes the entry. Does nothing if `expected` does not contain
+    the producer.
 
     Raises:
         ContradictedIntervalsError: The markers differ.
@@ -169,15 +165,10 @@ def check_next_marker(
 
 
 def check_markers_found(expected: dict[int, int | None], stop_offset: int) -> None:
-    """Checks that all expected ABORT markers below `stop_offset` were found.
-
-    Args:
-        expected: Markers that were not found: result of `TransactionCheck.next_markers`, from which
-            `check_next_marker` removed the markers that were found.
-        stop_offset: First offset that was not searched for markers.
-
-    Raises:
-        ContradictedIntervalsError: A marker was not found.
+    """Raises `ContradictedIntervalsError` if `expected` still has an ABORT marker below
+    `stop_offset`, the first offset that was not searched for markers. `expected` is a result of
+    `TransactionCheck.next_markers`, from which `check_next_marker` removed the markers that were
+    found.
     """
     for producer_id, end in expected.items():
         if end is not None and end < stop_offset:
@@ -194,8 +185,8 @@ def unindexed_abort(producer_id: int, offset: int) -> ContradictedIntervalsError
 
 
 def transaction_message(producer_id: int, contradiction: str) -> str:
-    """Returns the text of an error. It says why the transaction indexes cannot be used, and what
-    the user can do.
+    """Returns the text of an error about contradicting transaction indexes, with advice for the
+    user.
     """
     return (
         f"the transaction indexes do not fit the log: producer {producer_id}: {contradiction}."

@@ -115,7 +115,6 @@ class Browser:
         return response["result"].get("value")
 
     async def press(self, *keys: str) -> None:
-        """Presses and releases keys, one after the other."""
         for key in keys:
             text = {"text": key} if len(key) == 1 else {}
             await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
@@ -125,7 +124,7 @@ class Browser:
         """Moves the mouse to a position in the visible area, in pixels from its top left corner."""
         await self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    async def look(self, **features: str) -> None:
+    async def emulate_media(self, **features: str) -> None:
         """Emulates CSS media features, such as `prefers_color_scheme="dark"`."""
         media_features = [
             {"name": n.replace("_", "-"), "value": value} for n, value in features.items()

@@ -18,7 +18,7 @@ settings.load_profile("no deadline")
 
 
 def pytest_report_header() -> str:
-    """Returns a header line with the seed of the examples that this run chooses. Set the variable
-    in the line to repeat the run.
+    """Returns a line with the random seed of this run. To repeat the run, set the variable that the
+    line names.
     """
     return f"KTS_EXAMPLES_SEED={os.environ['KTS_EXAMPLES_SEED']}"

@@ -42,7 +42,7 @@ class Answer:
 
 
 def status(number: int, code: str) -> Callable[[Answer], object]:
-    """Returns a fault: the client gets an S3 error with status `number` and error code `code`."""
+    """Returns a fault that responds with HTTP status `number` and the S3 error code `code`."""
     return lambda answer: answer.error(number, code)
 
 
@@ -87,9 +87,8 @@ def change(**headers: str | None) -> Callable[[Answer], None]:
 
 
 class IgnoreRange:
-    """A fault: the proxy returns the entire object with status 200.
-
-    Servers that do not support range requests respond this way.
+    """A fault: the proxy returns the entire object with status 200, like a server without support
+    for range requests.
     """
 
 

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 def foreign_compressors(codec: str) -> Mapping[str, Compressor]:
     """Returns functions that compress a payload as other Kafka clients do, by name of the variant.
-
-    Args:
-        codec: gzip, snappy, lz4 or zstd. The result is empty for any other name.
+    Returns an empty mapping if `codec` is not gzip, snappy, lz4 or zstd.
     """
     return _COMPRESSORS.get(codec, {})
 

@@ -101,10 +101,8 @@ def summary() -> dict[str, Any]:
 def topic_summary(topic: str, incarnation: int = 0) -> dict[str, Any]:
     """Returns the entry of a topic in `summary.json`: `topicId` and `partitions`.
 
-    Args:
-        topic: Name of the topic.
-        incarnation: 0 for the current topic. 1 for the deleted topic that had the same name; only
-            the topic `recreated` has one.
+    `incarnation` is 0 for the current topic and 1 for a deleted topic with the same name. Only the
+    topic `recreated` has incarnation 1.
     """
     entries = [entry for entry in summary()["topics"] if entry["topic"] == topic]
     if not entries:
@@ -122,7 +120,7 @@ def partition_summaries(topic: str) -> Mapping[int, dict[str, Any]]:
 def expected_records(name: str, folder: Path = EXPECTED) -> pa.Table:
     """Reads `expected/<name>.parquet`, which contains all records of a topic.
 
-    Additional columns contain each record's leader epoch, and which readers must return it (see
+    Each record also has its leader epoch and flags that name the readers that must return it (see
     `tests/golden/README.md`).
     """
     return pq.read_table(folder / f"{name}.parquet")
@@ -131,14 +129,10 @@ def expected_records(name: str, folder: Path = EXPECTED) -> pa.Table:
 def expected_table(
     name: str, isolation_level: IsolationLevel, *, folder: Path = EXPECTED
 ) -> pa.Table:
-    """Returns the rows that a read of the tier must return, ordered by partition and offset.
+    """Returns the rows that a read of the tier must return, ordered by partition and offset, with
+    the schema `SPARK_SCHEMA`.
 
-    The table has the schema `SPARK_SCHEMA`.
-
-    Args:
-        name: A topic, or `recreated-previous` for the deleted topic named `recreated`.
-        isolation_level: Isolation level of the read.
-        folder: Folder of the Parquet files.
+    `name` is a topic, or `recreated-previous` for the deleted topic that was named `recreated`.
     """
     records = expected_records(name, folder)
     visible = {
@@ -158,10 +152,7 @@ def expected_table(
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Sorts rows by topic, partition and offset.
-
-    If the table lacks some of these columns, sorts by the other columns.
-    """
+    """Sorts rows by those of the columns topic, partition and offset that the table has."""
     keys = [
         (name, "ascending")
         for name in ("topic", "partition", "offset")

@@ -55,7 +55,7 @@ def codecs() -> st.SearchStrategy[str]:
 
 
 def timestamps() -> st.SearchStrategy[int]:
-    """Generates milliseconds from 1970 to 2109, in no order, and `NO_TIMESTAMP`."""
+    """Generates timestamps in ms from 1970 to 2109, not in ascending order, and `NO_TIMESTAMP`."""
     return st.one_of(
         st.integers(1_700_000_000_000, 1_700_000_100_000),
         st.integers(0, (1 << 42) - 1),
@@ -64,7 +64,7 @@ def timestamps() -> st.SearchStrategy[int]:
 
 
 def payloads() -> st.SearchStrategy[bytes]:
-    """Generates keys and values: mostly short, some too long for a one-byte varint length."""
+    """Generates keys and values. Most are short; some are too long for a one-byte varint length."""
     return st.one_of(
         st.binary(max_size=12),
         st.builds(lambda unit, count: unit * count, st.binary(min_size=1, max_size=8), _LENGTHS),
@@ -77,8 +77,8 @@ _LENGTHS = st.sampled_from([9, 64, 130, 2000])
 def headers(
     names: st.SearchStrategy[str] | None = None,
 ) -> st.SearchStrategy[tuple[tuple[str, bytes | None], ...]]:
-    """Generates record headers: often no header. Keys may repeat or be empty, and values may be
-    null.
+    """Generates record headers; many records have none. Keys may repeat or be empty, and values may
+    be null.
     """
     keys = st.text(max_size=4) if names is None else names
     pair = st.tuples(keys, st.none() | st.binary(max_size=6))
@@ -96,12 +96,8 @@ def records(
 ) -> list[SimpleRecord]:
     """Generates records without offsets.
 
-    Args:
-        draw: Passed by hypothesis.
-        min_size: Minimum number of records.
-        max_size: Maximum number of records.
-        contents: Strategy for keys and values that are not null; None uses `payloads()`.
-        header_names: Strategy for header keys; None generates any short text.
+    `contents` generates the keys and values that are not null; the default is `payloads()`.
+    `header_names` generates header keys; the default is any short text.
     """
     content = st.none() | (payloads() if contents is None else contents)
     record = st.builds(
@@ -121,12 +117,10 @@ def batches(
     codec: st.SearchStrategy[str] | None = None,
     some: st.SearchStrategy[list[SimpleRecord]] | None = None,
 ) -> BatchCase:
-    """Generates a batch of magic 2: data with any codec, a compacted, empty or control batch.
+    """Generates a batch of magic 2: data with any codec, or a compacted, empty or control batch.
 
-    Args:
-        draw: Passed by hypothesis.
-        codec: None uses `codecs()`.
-        some: The records of a batch; None uses `records()`.
+    `codec` defaults to `codecs()`. `some` generates the records of the batch and defaults to
+    `records()`.
     """
     builder = LogBuilder(
         start_offset=draw(st.integers(0, MAX_OFFSET)), leader_epoch=draw(st.integers(0, 1000))
@@ -163,9 +157,7 @@ def message_sets(
 ) -> BatchCase:
     """Generates legacy entries of magic 0 or 1: uncompressed entries, or one compressed wrapper.
 
-    Args:
-        draw: Passed by hypothesis.
-        some: The records, without their headers; None uses `records()`.
+    `some` generates the records, whose headers are dropped; the default is `records()`.
     """
     builder = LogBuilder(start_offset=draw(st.integers(0, MAX_OFFSET)))
     _append_legacy(draw, builder, some)
@@ -188,7 +180,7 @@ def logs(
     """Generates the closed segments of a partition and the expected rows of each isolation level.
 
     Args:
-        draw: Passed by hypothesis.
+        draw: Passed by Hypothesis.
         max_steps: Maximum number of appends, markers, rolls and similar steps.
         transactions: True adds transactional and idempotent producers; transactions may stay open.
         compaction: True adds holes, empty batches and delete horizons.

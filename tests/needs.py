@@ -9,13 +9,11 @@ import pytest
 
 
 def needs(*tools: str) -> None:
-    """Skips the calling test if a tool is not on PATH; fails it if `KTS_CI_FULL=1`.
+    """Skips the calling test if one of these executables is not on PATH; fails it if
+    `KTS_CI_FULL=1`.
 
     `.ci/run` sets `KTS_CI_FULL=1` if java, mvn, go and npm all exist. A skip would then hide a
     suite that should have run.
-
-    Args:
-        tools: Names of executables, such as `java` or `mvn`.
     """
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if not missing:

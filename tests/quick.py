@@ -19,10 +19,8 @@ _SEED = os.environ.setdefault("KTS_EXAMPLES_SEED", str(random.SystemRandom().ran
 
 
 def examples_source(name: str) -> random.Random:
-    """Returns a random generator that is the same in all processes of a run.
-
-    Args:
-        name: Name of the calling module.
+    """Returns a random generator that is the same in all processes of a run for the same module
+    `name`.
     """
     return random.Random(f"{_SEED} {name}")
 

@@ -30,15 +30,15 @@ _INSTALL_ATTEMPTS = 3
 _RETRY_SECONDS = 5
 _SHOWN_CHARACTERS = 2_000
 _PORTS = range(20_000, 32_000)
-"""Linux uses ports from 32768 for clients, other systems from 49152."""
+"""Ports below the range that operating systems assign to client connections. The range starts at
+32768 on Linux and at 49152 on other systems.
+"""
 
 
 @contextlib.contextmanager
 def build_lock(name: str) -> Iterator[None]:
-    """Lets only one process of this checkout at a time run the `with` block.
-
-    Args:
-        name: Name of the lock. Blocks with different names can run at the same time.
+    """Lets only one process of this checkout at a time run the `with` block. Blocks with different
+    lock names can run at the same time.
     """
     folder = BUILD / "locks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,12 +48,8 @@ def build_lock(name: str) -> Iterator[None]:
 
 
 def go_program(module: str) -> Path:
-    """Returns the path of a program.
-
-    If the program is not on PATH, builds it with Go, once per checkout.
-
-    Args:
-        module: Package and version, such as `example.com/tool@v1.0.0`.
+    """Returns the path of a program. If it is not on PATH, builds it with Go, once per checkout.
+    `module` is a package and version, such as `example.com/tool@v1.0.0`.
     """
     name = module.partition("@")[0].rpartition("/")[2]
     installed = shutil.which(name)
@@ -71,11 +67,9 @@ def go_program(module: str) -> Path:
 
 
 def npm_script(package: str, script: str) -> list[str]:
-    """Returns the command for a script of an npm package. Installs the package once per checkout.
-
-    Args:
-        package: Name and version, such as `tool@1.0.0`.
-        script: Path of the script, relative to the folder of the package.
+    """Returns the command for a script of an npm package, which is installed once per checkout.
+    `package` is a name and version, such as `tool@1.0.0`. `script` is a path relative to the
+    folder of the package.
     """
     needs("npm", "node")
     folder = BUILD / "npm" / package
@@ -90,14 +84,10 @@ def npm_script(package: str, script: str) -> list[str]:
 
 
 def _build_once(target: Path, build: Callable[[Path], Path]) -> None:
-    """Creates a file or folder unless it exists. Other processes wait for the build.
+    """Creates the file or folder `target` unless it exists. Other processes wait meanwhile.
 
-    Builds in a temporary folder and renames the result, so an interrupted build leaves no
-    incomplete target.
-
-    Args:
-        target: The file or folder to create.
-        build: Builds the target in the empty folder it receives; returns the path of the result.
+    `build` gets an empty temporary folder and returns the path of its result, which is then
+    renamed. An interrupted build therefore leaves no incomplete target.
     """
     with build_lock(target.name):
         if not target.exists():
@@ -113,7 +103,7 @@ def _build_once(target: Path, build: Callable[[Path], Path]) -> None:
 def _install(
     command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Runs an installer; retries if it fails, because downloads from registries can fail."""
+    """Runs an installer and retries if it fails, because downloads from registries can fail."""
     deadline = time.monotonic() + seconds
     for attempts_left in reversed(range(_INSTALL_ATTEMPTS)):
         done = subprocess.run(
@@ -141,8 +131,8 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """Returns different ports that no server listens on.
 
-    The ports are outside the range that the operating system assigns to client connections.
-    Otherwise a client could occupy the port before the server starts, or while it restarts.
+    The ports are outside the range that the operating system assigns to client connections. Inside
+    the range, a client could occupy a port before the server starts, or while it restarts.
     """
     choose = random.SystemRandom()
     candidates = _worker_ports()

@@ -82,7 +82,7 @@ def make(target: str, *arguments: str, cwd: Path, env: dict[str, str]) -> tuple[
 
 
 def write_python(folder: Path, version: tuple[int, int, int]) -> None:
-    """Creates a `python3` that reports another version but runs the real interpreter."""
+    """Creates a `python3` that reports the version `version` but runs the real interpreter."""
     text = ".".join(map(str, version))
     program = folder / "python3"
     program.write_text(

@@ -1,4 +1,6 @@
-"""Tests the layers inside `kts_source`: a package imports only inner ones (see ARCHITECTURE.md)."""
+"""Tests the layers inside `kts_source`: a package imports only packages of inner layers (see
+ARCHITECTURE.md).
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
 ADAPTERS = tuple(
     f"kts_source.engines.{name}" for name in ("duckdb_dataset", "polars_source", "ray_source")
 )
-"""Modules that import an engine's library; loaded only when the engine is used."""
+"""Modules that import an engine's library. They must be loaded only when the engine is used."""
 NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
 
 

@@ -1,8 +1,8 @@
 """Resolves the wheel and its extras against the package lists of Spark platforms in `platforms/`.
 
 Also checks that every documented machine and Python version has wheels of all dependencies. The
-first lines of each list contain its source, what the platform documents about it, and the packages
-that must be replaced.
+first lines of each list name its source, the platform's documentation, and the packages that must
+be replaced.
 """
 
 from __future__ import annotations
@@ -84,9 +84,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def uv_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Writes the dependencies of PySpark to the configuration of uv.
-
-    Without this, uv would unpack an archive of 450 MB per version to read the dependencies.
+    """Writes the dependencies of PySpark to the configuration of uv, which would otherwise unpack
+    an archive of 450 MB per version to read them.
     """
     file = tmp_path_factory.mktemp("uv") / "uv.toml"
     metadata = 'name = "pyspark"\nrequires-dist = ["py4j>=0.10.9.7,<0.11"]\n'
@@ -107,9 +106,9 @@ def resolve_wheel(
 ) -> tuple[dict[str, str], str]:
     """Resolves the wheel and its extras with uv.
 
-    Returns two values: the resolved versions by package name, and uv's error output. The versions
-    are empty if there is no solution. The packages in `wheels` must have a wheel. PySpark may have
-    only a source archive.
+    Returns the resolved versions by package name, and uv's error output. The versions are empty if
+    there is no solution. The packages in `wheels` must have a wheel. PySpark may have only a source
+    archive.
     """
     requirements, constraints = folder / "wanted.in", folder / "constraints.txt"
     requirements.write_text(f"tiered-kafka[{','.join(extras)}] @ {wheel.as_uri()}\n")

@@ -150,7 +150,9 @@ def test_extra_named_all_contains_every_extra_for_users() -> None:
 
 
 LARGE = {"ray"}
-"""Not installed in every checkout; pinned for the suite that needs them."""
+"""Dependencies that are not installed in every checkout, but pinned for the suite that needs
+them.
+"""
 ENGINES = ROOT / ".ci" / "engines.txt"
 
 

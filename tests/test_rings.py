@@ -1,4 +1,5 @@
-"""Tests that imports point inward: `segment_format` <- reading and planning <- the Spark classes.
+"""Tests that imports point inward, from the Spark classes to reading and planning, and from there
+to `segment_format`.
 
 This module parses import statements; `test_loaded_modules.py` imports in an interpreter.
 """
@@ -52,11 +53,8 @@ RING_0_FORBIDDEN_STDLIB = {
 RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "segment_format.kernels.native": (
         {"os", "pathlib"},
-        "reads the library of kernels, its sources and /proc/cpuinfo; os.environ: KTS_KERNELS",
-    ),
-    "segment_format.kernels.jit": (
-        {"os", "pathlib"},
-        "chooses the folder for machine code that numba compiles; no record data",
+        "reads the library of kernels, its sources and /proc/cpuinfo; os.environ: KTS_KERNELS;"
+        " chooses the folder for machine code that numba compiles; no record data",
     ),
     "segment_format.reused_memory": ({"os"}, "os.getpid: no reuse of memory after a fork"),
     "segment_format.tuning": ({"os"}, "os.environ: KTS_TUNING"),
@@ -101,7 +99,7 @@ class Import(NamedTuple):
         imported: Imported module.
         line: Line of the import.
         at_import_time: Whether the import runs when `importer` is imported.
-        for_types_only: Whether the import is only for type checkers.
+        for_types_only: Whether only type checkers run the import.
     """
 
     importer: str
@@ -164,7 +162,9 @@ def within(module: str, *packages: str) -> bool:
 
 @functools.cache
 def all_imports() -> list[Import]:
-    """Returns the imports of all modules, parsed once and only if a test needs them."""
+    """Returns the imports of all modules. The modules are parsed once, when the first test needs
+    them.
+    """
     return [entry for path in MODULES for entry in imports_of(path)]
 
 

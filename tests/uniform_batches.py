@@ -51,8 +51,8 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class UniformBatches:
-    """Consecutive batches with equal numbers of records. All keys have the same size, and so do all
-    values.
+    """Consecutive batches with equal numbers of records. All keys have one size, and all values
+    have one size.
 
     Attributes:
         data: Bytes of all batches, in order.
@@ -83,8 +83,7 @@ def write_uniform_batches(
     seed: int = 0,
     headers: tuple[tuple[str, bytes | None], ...] = (),
 ) -> UniformBatches:
-    """Writes batches of records of one size; without a codec, about as fast as memory allows.
-
+    """Writes batches of records of one size, without a codec about as fast as memory allows.
     Timestamps increase by 1 ms per record, across batches.
 
     Args:
@@ -96,14 +95,15 @@ def write_uniform_batches(
         base_offset: Offset of the first record. The offsets have no gaps.
         base_timestamp: Timestamp of the first record, in milliseconds.
         leader_epoch: Leader epoch of every batch.
-        codec: Codec of the records. Each batch is compressed, so the codec determines the speed.
+        codec: Codec of the records. Compression takes most of the time.
         payload: "random" bytes do not compress; "json" is text with random digits, which zstd
             compresses to about a quarter.
         seed: Seed of the random bytes.
         headers: Headers of every record.
 
     Raises:
-        ValueError: Fewer than one batch or record, an unknown payload or codec.
+        ValueError: The number of batches or of records is below one, or the payload or codec is
+            unknown.
     """
     if batch_count < 1 or records_per_batch < 1:
         raise ValueError("at least one batch of at least one record")
@@ -163,7 +163,7 @@ def _fill(
 
 
 def _compressed(codec: str, batches: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.int64]]:
-    """Returns two values: the compressed batches, and the size of each of them in bytes."""
+    """Returns the compressed batches, and the size of each of them in bytes."""
     with ThreadPoolExecutor(2) as pool:  # the codecs release the GIL
         packed = list(pool.map(functools.partial(_pack, codec), batches))
     return b"".join(packed), np.array([len(batch) for batch in packed], np.int64)
@@ -190,7 +190,7 @@ def uniform_segment(
 
     Args:
         batches: Output of `write_uniform_batches`.
-        leader_epoch: Same value as in `write_uniform_batches`.
+        leader_epoch: The leader epoch passed to `write_uniform_batches`.
         log_start: Start offset of the leader epoch. None means the first offset of the batches.
         index_interval_bytes: Kafka's `index.interval.bytes`.
     """

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 _PROVIDED: Final = frozenset({"memcpy", "memmove", "memset"})
 _RAISED: Final = -0x6B6572_6E656C_31
-"""What a kernel would return if numba's code raised an exception. No kernel may do so."""
+"""Return value of a kernel in which numba's code raised an exception. No kernel may return it."""
 _ENTRY: Final = """
 define i64 @{symbol}({declared}) {{
   %found = alloca i64
@@ -102,7 +102,7 @@ def host_target() -> str | None:
 
 
 def is_current(library: Path) -> bool:
-    """Returns whether this machine can load the library and the sources have not changed since its
+    """Returns whether this machine can load the library, and the sources are unchanged since its
     build.
     """
     try:
@@ -195,7 +195,7 @@ def emit(target: Target, variant: Variant, output: Path) -> None:
 
 
 def _kernels(variant: Variant) -> dict[str, Any]:
-    """Imports and returns all kernels of one variant. Numba does not compile them to machine code,
+    """Imports and returns all kernels of one variant. They are not compiled to machine code,
     because this machine may lack instructions of the variant.
     """
     from numba.core.codegen import AOTCPUCodegen
@@ -278,7 +278,7 @@ def _check(module: Any) -> None:  # noqa: ANN401  # llvmlite ships no types
         if function.is_declaration and not function.name.startswith("llvm.")
     }
     if missing := needed - _PROVIDED:
-        raise SystemExit(f"the kernels call {sorted(missing)}")
+        raise SystemExit(f"the kernels call functions that are not allowed: {sorted(missing)}")
     for function in module.functions:
         if f" {_RAISED}" in str(function):
             raise SystemExit(f"{function.name} may raise an exception; it must return a status")

@@ -49,7 +49,7 @@ def soak_disks(total: int, seed: int) -> Crashed:
 
 
 def disks_report(result: Crashed) -> tuple[dict[str, int], list[str]]:
-    """Returns the facts and lines of the report on disks after a crash."""
+    """Returns the figures and the text lines of the report about disks after a crash."""
     facts = {"tried": result.copies, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| files that were spoiled | how often |", "|---|---|"]
     return facts, lines + [

@@ -47,7 +47,7 @@ def soak_faults(total: int, seed: int) -> Faulted:
 
 
 def faults_report(result: Faulted) -> tuple[dict[str, int], list[str]]:
-    """Returns the facts and lines of the report on failing stores."""
+    """Returns the figures and the text lines of the report about failing stores."""
     tables = (table.partition(":") for table in result.tables)
     lines = [
         line

@@ -1,4 +1,4 @@
-"""Adds to each option of the built site an address and an entry in the search index.
+"""Adds an address for each option to the built site, and an entry in the search index.
 
 The search ranks titles above text. Without an entry, an option is one word in the text of a long
 table, and a search for its name finds other pages first. The module also marks the long tables of
@@ -38,7 +38,7 @@ def with_addresses(page: str, address: str) -> tuple[str, list[dict[str, Any]]]:
         address: The address of the page in the site, such as `options/`.
 
     Returns:
-        The new HTML, and the entries of the search: one per option, in the order of the page.
+        The new HTML, and the entries of the search index: one per option, in the order of the page.
     """
     entries: list[dict[str, Any]] = []
 
@@ -66,7 +66,7 @@ def with_addresses(page: str, address: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def finish(site: Path) -> int:
-    """Finishes the site in a folder and returns the number of options that the search has."""
+    """Finishes the site in a folder and returns the number of options in the search index."""
     index = json.loads((site / "search.json").read_text())
     options: list[dict[str, Any]] = []
     for name in PAGES:

@@ -55,7 +55,7 @@ def soak_hybrid(total: int, seed: int) -> Scanned:
 
 
 def hybrid_report(result: Scanned) -> tuple[dict[str, int], list[str]]:
-    """Returns the facts and lines of the report on tier and brokers."""
+    """Returns the figures and the text lines of the report about tier and brokers."""
     facts = {"tried": result.scans, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| outcome, or what the scans met | how often |", "|---|---|"]
     return facts, lines + [f"| {word} | {count} |" for word, count in result.counts]

@@ -19,11 +19,8 @@ NOTEBOOKS = ROOT / "notebooks"
 
 
 def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
-    """Runs the notebook with the interpreter of this environment and returns it.
-
-    Args:
-        path: The notebook.
-        folder: Its working folder, in which it writes its sample tier.
+    """Runs the notebook with the interpreter of this environment and returns it. The notebook
+    writes its sample tier to its working folder `folder`.
     """
     notebook: nbformat.NotebookNode = nbformat.reads(path.read_text(), as_version=4)  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(
@@ -35,7 +32,7 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def without_places(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def without_local_paths(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Returns a copy of the notebook without warnings, run times and paths of this machine."""
     working_folder = re.escape(tempfile.gettempdir()) + r"(?:/tmp\w+)?"
     local_paths = re.compile(
@@ -64,6 +61,6 @@ if __name__ == "__main__":
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     for notebook_path in [Path(name) for name in sys.argv[1:]] or sorted(NOTEBOOKS.glob("*.ipynb")):
         with tempfile.TemporaryDirectory() as working:
-            notebook_run = without_places(executed(notebook_path, Path(working)))
+            notebook_run = without_local_paths(executed(notebook_path, Path(working)))
         nbformat.write(notebook_run, notebook_path)  # type: ignore[no-untyped-call]
         print(notebook_path.name)  # noqa: T201 - a command's output

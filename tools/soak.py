@@ -113,7 +113,7 @@ PARTS: Final = {
         " a time, and are killed repeatedly. Each row that a consumer gets is once in each sink.",
     ),
 }
-"""Title and promise of each part, in order."""
+"""Title of each part, and the statement that it tests, in the order of the parts."""
 TOTALS: Final = {
     "histories": 20_000,
     "exports": 2_000,
@@ -127,11 +127,11 @@ TOTALS: Final = {
 }
 """Number of trials of a complete soak."""
 ROUND_SECONDS: Final = 300.0
-"""Seconds of fuzzing, all targets together, before the inputs are counted."""
+"""Seconds for which all targets together are fuzzed before the inputs are counted."""
 BLOCK: Final = 100
-"""Histories that one process runs before it reports."""
+"""Number of histories that one process runs before it reports."""
 MAX_FAILURES: Final = 5
-"""Failures of a kind before the part stops."""
+"""Number of failures of one kind after which a part stops."""
 LIBRARIES: Final = (
     "numpy",
     "pyarrow",
@@ -167,16 +167,14 @@ class Histories:
 
 Facts: TypeAlias = dict[str, int]
 Check: TypeAlias = Callable[[History, int, Counter[str]], object]
-"""Runs a history; the number is the seed for its open choices."""
+"""Runs a history. The number is the seed of choices that the history does not contain."""
 
 
 def soak_histories(
     block: Callable[[int, range], Histories], total: int, seed: int, jobs: int
 ) -> Histories:
-    """Runs `total` random histories. Divides them into blocks, which `jobs` processes run
-    concurrently with `block`.
-
-    Stops early after `MAX_FAILURES` failures.
+    """Runs `total` random histories in blocks, with up to `jobs` concurrent processes that call
+    `block`. Stops early after `MAX_FAILURES` failures.
     """
     result = Histories()
     blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
@@ -201,7 +199,9 @@ def scan_block(seed: int, numbers: range) -> Histories:
 
 
 def export_block(seed: int, numbers: range) -> Histories:
-    """Runs histories with exports that have these numbers. Uses the table formats in turn."""
+    """Runs the histories with these numbers, including their exports. The table formats take
+    turns.
+    """
 
     def check(history: History, number: int, outcomes: Counter[str]) -> None:
         table_format = FORMATS[number % len(FORMATS)]
@@ -238,8 +238,8 @@ def _block(
 
 
 def soak_flips(total: int, seed: int, jobs: int) -> Flips:
-    """Tries `total` bit flips in batch headers. Divides them into blocks, which `jobs` processes
-    run concurrently.
+    """Tries `total` bit flips in batch headers, in blocks with up to `jobs` concurrent
+    processes.
     """
     result = Flips()
     starts = range(0, total, BLOCK)
@@ -263,7 +263,7 @@ def flip_block(start: int, total: int, seed: int) -> Flips:
 
 
 def flips_report(flips: Flips) -> tuple[Facts, list[str]]:
-    """Returns two values: the numbers of flips, and the lines of a table of outcomes."""
+    """Returns the numbers of flips, and the lines of a table of outcomes."""
     refused = flips.tried - flips.outcomes[RIGHT]
     facts = {"tried": flips.tried, "refused": refused, "failed": len(flips.silent)}
     return facts, _outcomes("flips", flips.outcomes)
@@ -311,7 +311,7 @@ def _together(first: Result, second: Result) -> Result:
 
 
 def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
-    """Returns the facts and lines of the report on bad inputs."""
+    """Returns the figures and the text lines of the report about bad inputs."""
     words = sum((Counter(result.outcomes) for result in results), Counter())
     accepted = words["value"] + words["stepped over"]
     inputs = sum(result.inputs for result in results)
@@ -330,7 +330,7 @@ def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
 
 
 def histories_report(found: Histories) -> tuple[Facts, list[str]]:
-    """Returns the facts and lines of the report on histories."""
+    """Returns the figures and the text lines of the report about histories."""
     facts = {"tried": found.tried, "rows": found.outcomes["rows"], "failed": len(found.failures)}
     return facts, _outcomes("how often", found.outcomes)
 
@@ -413,7 +413,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run_part(part: str, total: int, arguments: argparse.Namespace) -> tuple[Facts, list[str]]:
-    """Runs one part with `total` trials, prints its failures, and returns its report."""
+    """Runs one part with `total` trials, prints its failures, and returns the figures and the text
+    lines of its report.
+    """
     seed, jobs = arguments.seed, arguments.jobs
     if part == "fuzz":
         return parsers_report(soak_parsers(total, seed, arguments.target, jobs))

@@ -38,7 +38,7 @@ class Killed:
 def soak_streams(total: int, seed: int) -> Killed:
     """Runs `tests/spark/test_stream_kills.py` with at least `total` kills."""
     runs = -(-total // KILLS_OF_A_RUN)
-    done = _tested(
+    done = _run_test(
         "kills",
         "tests/spark/test_stream_kills.py::test_query_killed_at_random_times_writes_each_row_once",
         {"KTS_STREAM_RUNS": str(runs), "KTS_STREAM_SEED": str(seed)},
@@ -75,7 +75,7 @@ class Followed:
 
 def soak_live(seconds: int, seed: int) -> Followed:
     """Runs `tests/integration/test_stream_live.py`, which writes for this many seconds."""
-    done = _tested(
+    done = _run_test(
         "integration",
         "tests/integration/test_stream_live.py",
         {"KTS_LIVE_SECONDS": str(seconds), "KTS_LIVE_SEED": str(seed)},
@@ -92,16 +92,16 @@ def soak_live(seconds: int, seed: int) -> Followed:
 
 
 def live_report(result: Followed) -> tuple[dict[str, int], list[str]]:
-    """Returns the facts and lines of the report on streams of a live cluster."""
+    """Returns the figures and the text lines of the report about streams of a live cluster."""
     facts = {"tried": result.seconds, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
     return facts, lines + [f"| {event} | {count} |" for event, count in result.counts]
 
 
-def _tested(
+def _run_test(
     marker: str, test: str, settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Creates the Python environments for every Spark version. Then runs a test with `settings` as
+    """Creates the Python environments for every Spark version, runs a test with `settings` as
     additional environment variables, and returns the ended process.
     """
     for release in ("40", "41", "42"):
@@ -117,7 +117,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def streams_report(result: Killed) -> tuple[dict[str, int], list[str]]:
-    """Returns the facts and lines of the report on streams."""
+    """Returns the figures and the text lines of the report about streams."""
     facts = {"tried": result.kills, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
     return facts, lines + [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 COMMON: Final = "servers", "pairs", "profile", "verbose"
-"""Parameters that all commands have."""
+"""Names of parameters that all commands have."""
 
 
 def cli_tables() -> dict[str, str]:
@@ -40,7 +40,7 @@ def cli_tables() -> dict[str, str]:
 
 
 def own_flags(command: click.Command) -> list[click.Parameter]:
-    """Returns the flags that only this command has and that set no option of the data source."""
+    """Returns the flags that only this command has and that are not options of the data source."""
     return [
         parameter
         for parameter in command.params
@@ -92,7 +92,8 @@ PAGES: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
 
 
 def renewed(page: Path) -> str:
-    """Returns the text of one of `PAGES` with its tables generated from the current options.
+    """Returns the text of one of `PAGES`, in which the tables are generated from the current
+    options.
 
     Raises:
         SystemExit: The page lacks the markers of a table.
@@ -101,7 +102,7 @@ def renewed(page: Path) -> str:
     for name, table in PAGES[page]().items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f"{page} has lost its {name}:begin and {name}:end marks")
+            raise SystemExit(f"{page} lacks the markers {name}:begin and {name}:end. Restore them.")
         head, tail = text.split(begin)[0], text.split(end)[1]
         text = f"{head}{begin}\n{table}\n\n{end}{tail}"
     return text

@@ -1,8 +1,8 @@
 """Checks the indexes and batches of a segment, for the audit levels `indexes` and `bytes`.
 
 Batches are passed in tables (`BatchTable`). All batches of a table are checked at once with
-vectorized operations. If the table has a fault, its batches are checked one by one to find the
-first fault of each kind.
+vectorized operations. If the check finds a fault, the batches of the table are checked one by one
+to find the first fault of each kind.
 """
 
 from __future__ import annotations
@@ -82,16 +82,11 @@ def segment_tables(
     max_batch_bytes: int,
     start_offset: int = 0,
 ) -> Iterator[BatchTable]:
-    """Yields all batches of a segment in log order. Each table contains several batches.
+    """Yields all batches of a segment in log order. Each table contains several batches. Record
+    counts do not include records below `start_offset`.
 
-    Needs memory for the bytes that are read ahead, one window of bytes and one batch.
-
-    Args:
-        segment: The segment.
-        source: Reads the bytes of the segment.
-        read_ahead: Number of bytes to read concurrently.
-        max_batch_bytes: Maximum size of a batch.
-        start_offset: Records below this offset are not included in the record counts of the tables.
+    Needs memory for the bytes that are read ahead (`read_ahead`), one window of bytes and one batch
+    (at most `max_batch_bytes`).
 
     Raises:
         SegmentFormatError: A batch is invalid. All batches before it were yielded.
@@ -115,12 +110,8 @@ _EMPTY: Final = np.empty(0, np.int64)
 
 
 class SegmentIndexes(SideFileReader):
-    """Compares the offset index and the time index of a segment with its batches.
-
-    Args:
-        partition: The partition of the segment.
-        segment: The segment.
-        source: Reads the indexes.
+    """Compares the offset index and the time index of a segment with its batches. Reads the indexes
+    from `source`.
     """
 
     def __init__(
@@ -172,9 +163,8 @@ class SegmentIndexes(SideFileReader):
     def _largest_timestamp(self) -> int:
         """Returns the largest record timestamp of the segment in ms, or −1 if it is unknown.
 
-        Layouts without manifests read a limited number of batch headers when they describe a
-        segment, so the description may lack the timestamp. In this case the method reads all batch
-        headers.
+        Layouts without manifests read a limited number of batch headers to describe a segment, so
+        the description may lack the timestamp. In this case, all batch headers are read.
         """
         segment = self.segment
         if segment.max_timestamp_ms >= 0 or segment.end_is_exact:
@@ -211,7 +201,7 @@ class SegmentIndexes(SideFileReader):
     def fits(self, table: BatchTable) -> bool:
         """Returns True if all index entries that point to a batch in `table` match this batch.
 
-        `table` must contain the batches that follow the batches compared so far, in ascending order
+        `table` must contain the batches after those that were already compared, in ascending order
         of offsets.
         """
         positions, offsets = self._due_offsets(table)
@@ -227,9 +217,8 @@ class SegmentIndexes(SideFileReader):
         return not (table.base_offsets[rows] > offsets).any()
 
     def _due_offsets(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns two values: the positions and the offsets of some entries of the offset index.
-        These are the entries that were not compared yet and whose position is in `table` or before
-        it.
+        """Returns the positions and the offsets of those entries of the offset index that were not
+        compared yet and whose position is in `table` or before it.
         """
         if self.offsets is None or not len(table):
             return _EMPTY, _EMPTY
@@ -239,8 +228,8 @@ class SegmentIndexes(SideFileReader):
         return positions[due], self.offsets.offsets[due]
 
     def _due_times(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns two values: the timestamps and the offsets of some entries of the time index.
-        These are the entries that were not compared yet and whose offset is in `table` or below it.
+        """Returns the timestamps and the offsets of those entries of the time index that were not
+        compared yet and whose offset is in `table` or below it.
         """
         if self.times is None or not len(table):
             return _EMPTY, _EMPTY
@@ -409,15 +398,15 @@ class Transactions:
     """Follows the transactions of a segment. Compares them with the transaction index and the
     producer snapshot of the segment.
 
-    Transactions are found in batch headers. A transaction that began below the first offset that
-    was read is not checked, because its first batch is unknown.
+    Transactions are found in batch headers. If a transaction began below the first offset that was
+    read, it is not checked, because its first batch is unknown.
 
     Compaction may remove batches of a transaction, but it keeps the marker as long as the
-    transaction has data. Therefore two differences are no fault:
+    transaction has data. Therefore two differences are not faults:
 
     * The index has a transaction without remaining batches.
-    * The index has a lower first offset than the first remaining batch of the transaction. However,
-      it is a fault if another marker of the producer is between these two offsets.
+    * The first offset in the index is below the first remaining batch of the transaction. (But it
+      is a fault if another marker of the producer is between the two offsets.)
 
     Args:
         open_before: Transactions that are open at the start of the segment, as a map from producer

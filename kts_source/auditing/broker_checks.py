@@ -1,11 +1,10 @@
 """Compares a tier with its brokers: segments, log starts, leader epochs and retention.
 
-Brokers write to the topic `__remote_log_metadata` before they copy the first object of a segment to
-the tier, and before they delete its first object. The audit queries the brokers before it lists the
-tier, and again after the listing. If both responses contain a segment as copied, the listing must
-contain this segment. A listed segment must be in at least one of the two responses. If there are
-findings, the audit queries the brokers a third time, because they may have deleted segments in the
-meantime.
+Brokers announce each copy and each delete of a segment in the topic `__remote_log_metadata` before
+they change the first object. The audit queries the brokers before it lists the tier, and again
+after the listing. If both responses contain a segment as copied, the listing must contain this
+segment. Every listed segment must be in at least one of the two responses. If there are findings,
+the audit queries the brokers a third time, because they may have deleted segments in the meantime.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Retention:
 
     @classmethod
     def of(cls, configs: TopicConfigs) -> Self:
-        """Creates the retention from the configuration of a topic."""
+        """Returns the retention according to the configuration of a topic."""
         if configs.refusal:
             return cls(refusal=configs.refusal)
         if "delete" not in configs.values.get("cleanup.policy", "delete").split(","):
@@ -70,7 +69,7 @@ class Retention:
         """Returns the segments that the leader should have deleted before `old_ms`.
 
         Args:
-            live: Segments known to brokers, in any order.
+            live: Segments that brokers list, in any order.
             log_start: Log start of the partition. Segments that end below it are ignored.
             old_ms: A time in ms since 1970. Segments that were copied later are ignored, because
                 the leader may not have checked retention since then.
@@ -104,9 +103,8 @@ class BrokerSnapshot:
     Attributes:
         logs: The log of each partition as the brokers describe it, by topic and partition.
         named: The segments that the topic `__remote_log_metadata` contains, by topic and partition.
-        owned: For each topic and partition, a map from leader epoch to the offsets [start, stop)
-            that the epoch has in the leader's log. The map contains only epochs of the segments in
-            `named`.
+        owned: For each topic and partition, a map from leader epoch to the offsets [start, stop) of
+            the epoch in the leader's log. The map contains only epochs of the segments in `named`.
         retention: Retention by topic.
     """
 
@@ -119,12 +117,8 @@ class BrokerSnapshot:
     def take(
         cls, settings: BrokerSettings, options: ScanOptions, counts: Mapping[str, int]
     ) -> Self:
-        """Queries the brokers and returns their responses.
-
-        Args:
-            settings: Settings of connections to brokers.
-            options: Options of the audit.
-            counts: Known number of partitions by topic id. A topic may have more.
+        """Queries the brokers and returns their responses. `counts` are the known numbers of
+        partitions by topic id; a topic may have more.
 
         Raises:
             TopicNotFoundError: The cluster lacks the audited topics or the topic
@@ -152,8 +146,8 @@ class BrokerSnapshot:
             return cls(logs, {key: metadata.partitions[key] for key in logs}, owned, retention)
 
     def log_of(self, partition: PartitionObjects) -> BrokerLog | None:
-        """Returns the brokers' log of a partition. Returns `None` if brokers do not have the
-        partition, or if its topic has another topic id in the cluster.
+        """Returns the brokers' log of a partition; `None` if brokers do not have the partition, or
+        if its topic has another topic id in the cluster.
         """
         log = self.logs.get((partition.topic, partition.partition))
         return log if log is not None and log.topic_id == partition.topic_id else None
@@ -175,10 +169,10 @@ def check_partition(
 
     Args:
         partition: The partition.
-        statement: Statement of the audit about the partition.
+        statement: Offsets that readers get from the partition.
         findings: Findings about the partition so far. The result does not repeat them.
-        snapshots: Three snapshots of the brokers: from before the listing, from after it, and from
-            after all reads of the audit.
+        snapshots: Three snapshots of the brokers: before the listing, after the listing, and after
+            all reads of the audit.
         old_ms: A time in ms since 1970. A copy or delete that began at this time or later may still
             be running, so it is not reported as unfinished.
     """
@@ -225,13 +219,13 @@ def without_deleted(
     because a running delete looks like a fault in the listing.
 
     Only segments below the log start are considered. Returns two values: the statement and the
-    other findings. If the statement has no digest, its start is raised to the end of the deleted
-    segments.
+    remaining findings. If the statement has no digest, its start is raised to the end of the
+    deleted segments.
 
     Args:
-        partition: The partition.
-        statement: Statement of the audit about the partition.
         findings: Findings about the partition.
+        partition: The partition.
+        statement: Offsets that readers get from the partition.
         snapshots: Snapshots of the brokers, oldest first.
         old_ms: A time in ms since 1970. A delete that began earlier and has not finished counts as
             failed, so findings about its segment are kept.
@@ -279,15 +273,10 @@ def check_leader_start(
 ) -> list[Finding]:
     """Compares the log start in the newest leader-epoch checkpoint with the leader's log start.
 
-    If the checkpoint's log start is not higher, the leader confirms it. Then findings of kind
+    If the checkpoint's log start is at or below the leader's, findings of kind
     `log-start-unconfirmed` are dropped. If it is higher, the tier does not serve offsets that
-    consumers can read. Then a finding `lineage-disagrees` replaces the findings that advise to
-    delete these offsets. Returns the findings after these changes.
-
-    Args:
-        partition: The partition.
-        findings: Findings about the partition so far.
-        last: The snapshot from after all reads of the audit.
+    consumers can read, so a finding `lineage-disagrees` replaces the findings that advise to delete
+    these offsets. Returns the resulting findings.
     """
     log = last.log_of(partition)
     if log is None:
@@ -390,17 +379,11 @@ def _check_bounds(
     last: BrokerLog,
     missing: Sequence[tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Finds offsets that neither the tier nor the leader's disk has.
+    """Reports offsets that neither the tier nor the leader's disk has. `served` are the offsets
+    [start, stop) that the tier serves. Offsets in `missing` were reported already.
 
-    The tier must have all offsets from the log start in `last` to the first offset on the leader's
-    disk in `before`.
-
-    Args:
-        partition: The partition.
-        served: The offsets [start, stop) that the tier serves.
-        before: The leader's log from before the listing.
-        last: The leader's log from after all reads of the audit.
-        missing: Offsets [start, stop) of missing segments. They were reported already.
+    The tier must have all offsets from the log start in `last` (the snapshot after all reads) to
+    the first offset on the leader's disk in `before` (the snapshot before the listing).
     """
     if before.local_start is None or last.log_start >= before.local_start:
         return
@@ -443,11 +426,11 @@ def _check_branches(
 def _dead_range(
     segment: RemoteLogSegmentMetadata, snapshot: BrokerSnapshot, key: TopicPartition
 ) -> tuple[int, int, int] | None:
-    """Finds the first offsets of a segment that are not in the leader's log with the same leader
-    epoch.
+    """Finds the first offsets of a segment that the leader's log does not have with the leader
+    epoch of the segment.
 
     Returns three values: the first of these offsets, their end (exclusive) and their leader epoch.
-    Returns `None` if the leader's log has all offsets of the segment.
+    Returns `None` if there are no such offsets.
     """
     starts = [epoch.start_offset for epoch in segment.segment_leader_epochs[1:]]
     for epoch, end in zip(

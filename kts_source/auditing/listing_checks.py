@@ -25,9 +25,6 @@ class PartitionObjects:
     """The listed objects of a partition.
 
     Attributes:
-        topic: Topic.
-        topic_id: Id of the topic.
-        partition: Partition number.
         entries: The complete segments.
         orphans: Objects that are not part of a complete segment.
     """
@@ -124,12 +121,8 @@ def is_archived(info: ObjectInfo | ObjectRef) -> bool:
 
 
 def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
-    """Returns one finding about all objects of a partition of an unused topic id, or no finding if
-    there are no objects.
-
-    Args:
-        partition: The partition. Its topic id must not be `chosen`.
-        chosen: The topic id that readers use.
+    """Returns one finding about all objects of a partition whose topic id is not `chosen`, the id
+    that readers use. Returns no finding if there are no objects.
     """
     if not partition.sizes:
         return []
@@ -141,12 +134,9 @@ def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
 
 
 def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:
-    """Finds empty and archived objects. Reports one finding per empty object and one per archive
-    storage class.
-
-    Args:
-        partition: The partition.
-        empty_logs: Keys of the log objects that are empty because compaction removed all records.
+    """Reports one finding per empty object, and one per archive storage class. `empty_logs` are the
+    keys of log objects that are empty because compaction removed all records; they are not
+    reported.
     """
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
     for entry in partition.entries:
@@ -167,7 +157,7 @@ def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator
 
 
 def check_duplicates(partition: PartitionObjects) -> Iterator[Finding]:
-    """Finds segments that have the same base offset."""
+    """Reports segments that have equal base offsets."""
     by_base: dict[int, list[SegmentEntry]] = defaultdict(list)
     for entry in partition.entries:
         by_base[entry.base_offset].append(entry)
@@ -182,8 +172,7 @@ class LogGaps(NamedTuple):
     """Facts from manifests and side files that show whether readers need an incomplete segment.
 
     Attributes:
-        holes: Ranges of offsets that no segment has. Some of them may never have contained a
-            record.
+        holes: Ranges of offsets that no segment has. A hole may never have contained a record.
         stops: End offset (exclusive) of each incomplete segment, by the key of the object that
             describes it, such as the manifest. `None` if unknown.
         in_doubt: Incomplete segments that may belong to the log, each identified by the key of the
@@ -207,10 +196,10 @@ def check_orphans(
 
     Args:
         partition: The partition.
-        gaps: Gaps of the log; `None` at level `listing`, which does not determine them. Then an
-            incomplete segment with a manifest counts as missing if it begins above the first
-            complete segment, or if no segment is complete. Its manifest shows that it was complete
-            once.
+        gaps: Gaps of the log; `None` at level `listing`, which does not determine them. Without
+            gaps, an incomplete segment with a manifest counts as missing if it begins above the
+            first complete segment, or if no segment is complete: the manifest shows that the
+            segment was complete once.
         now_ms: The time in ms since 1970.
         grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
             that is under way.
@@ -222,8 +211,8 @@ def check_orphans(
     lost_all = not bases and len({orphan.base_offset for orphan in partition.orphans} - {None}) > 1
 
     def looks_lost(base: int, is_described: bool) -> bool:
-        """Returns True if readers probably need the incomplete segment at offset `base`. Decides
-        this from object names alone. `is_described` is True if the segment has a manifest.
+        """Returns True if readers probably need the incomplete segment at offset `base`, judging
+        from object names alone. `is_described` is True if the segment has a manifest.
         """
         if is_described:
             return first is None or base > first
@@ -259,8 +248,7 @@ def check_orphans(
 
 def _in_holes(base: int, stop: int | None, holes: Sequence[Hole]) -> list[tuple[int, int | None]]:
     """Returns the parts [start, stop) of the segment [`base`, `stop`) that are inside `holes`. If
-    `stop` is `None`, the end of the segment is unknown, and the end of the returned part is `None`,
-    too.
+    `stop` is `None` (unknown), returns (`base`, `None`) if `base` is inside a hole.
     """
     if stop is None:
         return [(base, None)] if any(hole.start <= base < hole.stop for hole in holes) else []

@@ -1,6 +1,7 @@
-"""The checks of audit level `metadata`: manifests, side files, leader epochs and open transactions.
+"""The checks of audit level `metadata`: manifests, side files (indexes, producer snapshot,
+leader-epoch checkpoint), leader epochs and open transactions.
 
-The audit determines which offsets of a partition readers get. For this it uses the code of scans.
+The audit determines with the code of scans which offsets of a partition readers get.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def describe_segment(
     store: ObjectStore,
     now_ms: int,
 ) -> DescribedSegment:
-    """Reads the description of a complete or damaged segment. If it cannot be read, the result has
-    a finding with the reason and no `segment`.
+    """Reads the description of a complete or damaged segment. If the description cannot be read,
+    the result has no `segment`, but a finding with the reason.
 
     Raises:
         StoreError: A request to the store failed.
@@ -191,8 +192,8 @@ def check_clock(
 
 @dataclass(frozen=True, slots=True)
 class SideFileFacts:
-    """Contents of the side files of a segment. `epochs`, `open_after` or `aborted` is `None` if its
-    file has a fault.
+    """Contents of the side files of a segment. If a file has a fault, its attribute (`epochs`,
+    `open_after` or `aborted`) is `None`.
 
     Attributes:
         epochs: Entries of the leader-epoch checkpoint.
@@ -348,8 +349,8 @@ def _epochs_text(entries: tuple[EpochEntry, ...]) -> str:
 
 
 class CheckedSideFiles(SideFiles):
-    """Returns the contents of side files that were already read and checked. They are used to
-    decide which transactions were aborted.
+    """Returns the contents of side files that were already read and checked, to decide which
+    transactions were aborted.
 
     Args:
         facts: Contents of the side files, by key of the segment's log object.
@@ -364,8 +365,8 @@ class CheckedSideFiles(SideFiles):
         self.facts = facts
 
     def epochs(self, segment: RemoteSegment) -> tuple[EpochEntry, ...]:
-        """Returns the leader epochs that the log had when the segment was uploaded. Returns an
-        empty tuple if the leader-epoch checkpoint has a fault.
+        """Returns the leader epochs that the log had when the segment was uploaded; none if the
+        leader-epoch checkpoint has a fault.
         """
         return self.facts.get(segment.objects.log.key, NO_FACTS).epochs or ()
 
@@ -380,8 +381,8 @@ class CheckedSideFiles(SideFiles):
         return self.facts[segment.objects.log.key].open_after
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the aborted transactions that have their abort marker in the segment. Returns
-        `None` if the transaction index has a fault.
+        """Returns the aborted transactions whose abort marker is in the segment; `None` if the
+        transaction index has a fault.
         """
         return self.facts[segment.objects.log.key].aborted
 
@@ -392,11 +393,12 @@ class ServedLog:
 
     Attributes:
         log: The log of the partition, assembled from its segments.
-        stable: Last stable offset, at which readers with `read_committed` stop. `None` if it is
-            unknown, because side files have faults or `is_certain` is False.
+        stable: Last stable offset, at which readers with `read_committed` stop. `None` if unknown,
+            because side files have faults or `is_certain` is False.
         in_doubt: Damaged segments that may belong to the log. A scan fails because of them.
-        is_certain: True if the leader-epoch checkpoint of the newest segment shows which epochs
-            belong to the log. If False, consecutive segments may be from logs of different leaders.
+        is_certain: True if the leader-epoch checkpoint of the newest segment was readable and shows
+            which epochs belong to the log. If False, consecutive segments may be from logs of
+            different leaders.
     """
 
     log: PartitionLog
@@ -413,8 +415,8 @@ def check_lineage(
     unserved: Sequence[tuple[int, int | None]],
     files: CheckedSideFiles,
 ) -> ServedLog:
-    """Determines which segments form the log of a partition according to their leader epochs, and
-    reports faults of this log.
+    """Determines by leader epochs which segments form the log of a partition, and reports faults of
+    this log.
 
     Args:
         partition: The partition.
@@ -474,8 +476,8 @@ def _check_newest_checkpoint(
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> list[Finding]:
-    """Compares the leader-epoch checkpoint of the newest segment with the other segments. Reports
-    all segments that contradict it in one finding.
+    """Reports, in one finding, all segments that contradict the leader-epoch checkpoint of the
+    newest segment.
     """
     if newest is None:
         return []
@@ -516,7 +518,7 @@ def _check_log_start(
     """Reports the log start of the newest leader-epoch checkpoint if it is inside the first served
     segment and no other checkpoint confirms it.
 
-    Readers do not get the records of the segment below this log start. Segments that are completely
+    Readers do not get the records of that segment below the log start. Segments that are completely
     below the log start are reported by other checks.
     """
     if newest is None or not log.ranges:
@@ -532,8 +534,8 @@ def _check_log_start(
 def _check_holes(
     partition: PartitionObjects, log: PartitionLog, unserved: Sequence[tuple[int, int | None]]
 ) -> Iterator[Finding]:
-    """Reports the holes of the log, without the offsets of segments in `unserved`, which were
-    already reported.
+    """Reports the holes of the log. Skips the offsets of segments in `unserved`, which were already
+    reported.
     """
     for hole in log.holes:
         inside = sorted(
@@ -603,8 +605,8 @@ def _check_snapshot_chain(
 ) -> Iterator[Finding]:
     """Compares the side files of each segment with the producer snapshot of the segment before it.
 
-    If a side file lists a transaction that began before its segment, the producer snapshot must
-    list this transaction as open. If it does not, reports both segments.
+    If a side file lists a transaction that began before the segment, the producer snapshot must
+    list this transaction as open. Otherwise reports both segments.
     """
     for before, after in pairwise(log.ranges):
         is_complete = before.stop == before.segment.stop_offset

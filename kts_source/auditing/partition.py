@@ -73,14 +73,10 @@ class PartitionAudit:
     """Audits partitions. The result of a partition does not depend on other partitions.
 
     Attributes:
-        options: Options of the audit. Only the private keys and the limits of memory and requests
-            are used.
-        level: The level of the audit.
+        options: Only the private keys and the limits of memory and requests are used.
         grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
             that is under way.
         now_ms: The time in ms since 1970.
-        tier: The tier.
-        layout: The layout of the tier.
         pool: Reads metadata of segments concurrently.
         on_read: Called after each segment whose log was read, with the size of the log in bytes.
         concurrency: Number of partitions that are audited concurrently.
@@ -99,11 +95,8 @@ class PartitionAudit:
     def audit(
         self, partition: PartitionObjects, state: PartitionState = NO_STATE
     ) -> tuple[PartitionStatement, list[Finding]]:
-        """Audits a partition. Returns two values: a statement about its offsets, and the findings.
-
-        Args:
-            partition: The partition.
-            state: Proofs of earlier audits. This audit adds its own proofs.
+        """Audits a partition. Returns a statement about its offsets, and the findings. `state`
+        contains proofs of earlier audits; new proofs are added.
 
         Raises:
             StoreError: A request to the store failed.
@@ -117,7 +110,7 @@ class PartitionAudit:
             return _statement(partition, findings), findings
         key_ring = self.options.key_ring.loaded()
         identity = _partition_identity(partition) if state is not NO_STATE else ""
-        kept = _kept_result(state.whole(identity), self.level, self.now_ms, key_ring)
+        kept = _stored_result(state.whole(identity), self.level, self.now_ms, key_ring)
         if kept is not None:
             return kept
         metadata = self._read_metadata(partition, key_ring, state)
@@ -131,7 +124,7 @@ class PartitionAudit:
         statement = _statement(partition, findings, metadata.served, proof)
         if identity and self._is_proven(partition, metadata):
             segments = metadata.proven.values()
-            _keep_result(state, identity, self.level, self.now_ms, segments, (statement, findings))
+            _store_result(state, identity, self.level, self.now_ms, segments, (statement, findings))
         return statement, findings
 
     def _check_listing(self, partition: PartitionObjects) -> list[Finding]:
@@ -159,7 +152,7 @@ class PartitionAudit:
         )
 
     def _is_proven(self, partition: PartitionObjects, metadata: _Metadata) -> bool:
-        """Returns whether every segment has a proof for the level of this audit."""
+        """Returns whether every segment has a proof that suffices for the level of this audit."""
         segments = [metadata.proven.get(entry.described_by) for entry in partition.entries]
         return all(
             proven is not None
@@ -221,7 +214,7 @@ class PartitionAudit:
             },
         )
         findings += self._check_orphans(partition, gaps)
-        findings = [_with_stop(finding, ranges, served.log.missing) for finding in findings]
+        findings = [_with_end_offset(finding, ranges, served.log.missing) for finding in findings]
         return _Metadata(
             tuple(described.segment for described in readable if described.segment is not None),
             {id(described.segment): described.entry for described in readable},
@@ -229,18 +222,15 @@ class PartitionAudit:
             served,
             source,
             proven,
-            tuple(_without_repeated([*findings, *served.findings])),
+            tuple(_without_repeated_objects([*findings, *served.findings])),
         )
 
     def _read_segments(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> tuple[list[DescribedSegment], dict[str, SideFileFacts], dict[str, ProvenSegment]]:
-        """Describes all complete segments. Also reads the side files of those that have no proof
-        yet.
-
-        Returns:
-            Three values: the described segments; the contents of their side files, by key of the
-            log object; the proofs of segments without faults, by key of the manifest.
+        """Describes all complete segments, and reads the side files of segments without a proof.
+        Returns three values: the described segments; the contents of their side files, by key of
+        the log object; and the proofs of segments without faults, by key of the manifest.
         """
 
         def read(group: Sequence[SegmentEntry]) -> list[_Read]:
@@ -295,10 +285,11 @@ class PartitionAudit:
     def _read_lineage(
         self, partition: PartitionObjects, damaged: Sequence[DescribedSegment], key_ring: KeyRing
     ) -> dict[str, SideFileFacts]:
-        """Reads the side files of damaged segments without reporting faults of these files. Returns
+        """Reads the side files of damaged segments, and ignores faults of these files. Returns
         their contents by key of the log object.
 
-        If the newest segment has lost its log, its leader-epoch checkpoint is still needed.
+        The leader-epoch checkpoint of the newest segment is needed even if the segment has lost its
+        log.
         """
         return {
             segment.objects.log.key: read_side_files(partition, segment, self.tier, key_ring)
@@ -419,8 +410,8 @@ def _check_keys(
         )
 
 
-def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
-    """Drops each finding about an empty object if another finding names the same object."""
+def _without_repeated_objects(findings: Sequence[Finding]) -> list[Finding]:
+    """Drops each finding about an empty object if another finding names that object."""
     named = {
         key for finding in findings if finding.name != "empty-object" for key in finding.objects
     }
@@ -431,11 +422,12 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _with_stop(
+def _with_end_offset(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
-    """Returns the finding. If it has no end offset and starts in a hole, its end becomes the first
-    offset of the next segment in `unserved`, or the end of the hole if that is lower.
+    """If a finding has no end offset and starts in a hole, sets its end to the first offset of the
+    next segment in `unserved`, or to the end of the hole if that is lower. Returns other findings
+    unchanged.
     """
     start = finding.start
     if start is None or finding.stop is not None:
@@ -467,8 +459,8 @@ def _statement(
 
 def _partition_identity(partition: PartitionObjects) -> str:
     """Returns a digest of the listed objects of a partition and their versions. Returns "" if an
-    object has no version. Also returns "" if there are orphans, because findings about orphans
-    depend on the time.
+    object has no version, or if there are orphans, because findings about orphans depend on the
+    time.
     """
     if partition.orphans:
         return ""
@@ -481,7 +473,7 @@ def _partition_identity(partition: PartitionObjects) -> str:
     return digest.hexdigest()
 
 
-def _keep_result(
+def _store_result(
     state: PartitionState,
     identity: str,
     level: str,
@@ -490,9 +482,7 @@ def _keep_result(
     result: tuple[PartitionStatement, Sequence[Finding]],
 ) -> None:
     """Stores the result of a partition in `state`. Every segment of the partition must have a
-    proof.
-
-    A result with a finding about timestamps is not stored, because it depends on the time.
+    proof. A result with a finding about timestamps is not stored, because it depends on the time.
     """
     statement, findings = result
     if any(finding.name == "clock" for finding in findings):  # depends on the time
@@ -508,15 +498,15 @@ def _keep_result(
     state.add_whole(identity, [level, now_ms, keys, statement.to_dict(), documents])
 
 
-def _kept_result(
+def _stored_result(
     value: Any,  # noqa: ANN401
     level: str,
     now_ms: int,
     key_ring: KeyRing,
 ) -> tuple[PartitionStatement, list[Finding]] | None:
-    """Restores a result that `_keep_result` stored. Returns `None` if the level differs or a
-    private key is missing. Also returns `None` if the clock was set back after the result was
-    stored, because timestamps of segments may now be in the future.
+    """Restores a result that `_store_result` stored. Returns `None` if the level differs, if a
+    private key is missing, or if the clock was set back since then, because timestamps of segments
+    may now be in the future.
     """
     try:
         kept_level, kept_ms, keys, statement, findings = value

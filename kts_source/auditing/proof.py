@@ -1,12 +1,12 @@
 """Reads all segments of a partition once, and records a proof of each segment without a fault.
 
-The digest of the served batches can be computed segment by segment. Batches form a block if their
-base offsets have the same quotient when divided by 4,096. The hash of a block is the SHA-256 over
-the base offset (int64) and the stored CRC (uint32) of each of its batches in log order, both
+The digest of the served batches can be computed segment by segment. A block consists of the batches
+whose base offset, divided by 4,096 and rounded down, is equal. The hash of a block is the SHA-256
+over the base offset (int64) and the stored CRC (uint32) of each of its batches in log order, both
 big-endian. The digest is the sum of the hashes of all blocks, as 256-bit numbers, modulo 2^256. The
 first and the last block of a segment may continue in the neighboring segments. Therefore the digest
-of one segment (`DigestPart`) has the unhashed bytes of the first and the last block, and the sum of
-the hashes of the blocks between them.
+of one segment (`DigestPart`) has the unhashed bytes of these two blocks, and the sum of the hashes
+of the blocks between them.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ _MODULUS: Final = 1 << 256
 @dataclass(frozen=True, slots=True)
 class DigestPart:
     """The digest of consecutive batches, which can be combined with the digests of the batches
-    before and after them. See the module for the terms.
+    before and after them. The module defines blocks.
 
     Attributes:
         first: Base offsets and CRCs of the batches in the first block; empty if there is no batch.
-        last: Base offsets and CRCs of the batches in the last block; empty if there is only one
-            block.
+        last: Base offsets and CRCs of the batches in the last block; empty if there are fewer than
+            two blocks.
         between: Sum of the hashes of the blocks between the first and the last block.
     """
 
@@ -153,8 +153,8 @@ class LogProof:
             they were counted for an earlier segment.
         first_base: Base offset of the first batch with an offset in [start, stop); `stop` if there
             is no such batch.
-        is_first: True if this is the first segment with offsets that readers get, and it also has
-            offsets below `start`, which readers do not get.
+        is_first: True if this segment is the first one that readers get, and also has offsets below
+            `start`, which they do not get.
         open_before: Transactions that are open at the segment's start, as a map from producer id to
             first offset.
         open_after: Like `open_before`, but for the segment's end.
@@ -221,11 +221,8 @@ class LogProof:
 
     @classmethod
     def from_json(cls, document: Any) -> LogProof:  # noqa: ANN401
-        """Restores a proof from a result of `to_json`.
-
-        Raises:
-            ValueError: The document has another form.
-            TypeError: As ValueError.
+        """Restores a proof from a result of `to_json`. Raises `ValueError` or `TypeError` if the
+        document has another form.
         """
         *values, first, last, between = document
         values = [dict(value) if isinstance(value, list) else value for value in values]
@@ -289,13 +286,9 @@ class ProvenSegment:
 
     @classmethod
     def from_json(cls, entry: SegmentEntry, document: Any) -> ProvenSegment:  # noqa: ANN401
-        """Restores a proven segment from its listed objects and a result of `to_json`.
-
-        Raises:
-            ValueError: The document has another form.
-            TypeError: As ValueError.
-            LookupError: As ValueError.
-            SegmentFormatError: As ValueError.
+        """Restores a proven segment from its listed objects and a result of `to_json`. Raises
+        `ValueError`, `TypeError`, `LookupError` or `SegmentFormatError` if the document has another
+        form.
         """
         facts, epochs, opened, aborted, has_indexes, opened_by, log = document
         location = entry.topic, entry.topic_id, entry.partition, entry.segment_id
@@ -340,9 +333,7 @@ class PartitionReader:
     """Reads and checks the segments of one partition.
 
     Args:
-        partition: The partition.
-        source: Reads the bytes of the segments.
-        read_ahead: Number of bytes to read concurrently.
+        read_ahead: Number of bytes to request in advance, concurrently.
         max_batch_bytes: Maximum size of a batch.
         facts: Contents of the side files of each segment, by key of the log object.
         on_read: Called after each segment that was read, with the original size of its log in
@@ -482,15 +473,7 @@ class PartitionReader:
 
 class _BatchCounter:
     """Counts the batches that readers get from a segment, and follows the transactions in these
-    batches.
-
-    Args:
-        span: The offsets of the segment that readers get.
-        counted_from: Batches that begin below this offset are not counted, because they were
-            counted for an earlier segment.
-        is_first: See `LogProof.is_first`.
-        opened: Transactions that are open at the segment's start, as a map from producer id to
-            first offset.
+    batches. See `LogProof` for `counted_from`, `is_first` and `opened` (there `open_before`).
     """
 
     def __init__(

@@ -28,8 +28,8 @@ LEVELS: Final = (LISTING, METADATA, INDEXES, BYTES)
 class Severity(StrEnum):
     """Severity of a finding.
 
-    `ERROR`: readers fail or return wrong rows, or offsets are lost. `WARNING`: costs money, or may
-    become an error. `INFO`: normal in a tier that is in use.
+    `ERROR`: readers fail or return wrong rows, or offsets are lost. `WARNING`: the problem costs
+    money, or may become an error. `INFO`: normal in a tier that is in use.
     """
 
     ERROR = "error"
@@ -44,7 +44,7 @@ class Kind:
     Attributes:
         name: Name in reports and metrics.
         severity: Severity of all findings of this kind.
-        level: The lowest audit level that finds it. Higher levels find it, too.
+        level: The lowest audit level that finds such problems. All higher levels find them, too.
         meaning: The problem and its consequence.
         advice: The action to take.
     """
@@ -341,11 +341,8 @@ class _JsonValue:
 
     @classmethod
     def from_dict(cls, document: Any) -> Self:  # noqa: ANN401  # of JSON
-        """Restores an object from the result of `to_dict`.
-
-        Raises:
-            KeyError: An attribute is missing.
-            TypeError: An attribute has a wrong type.
+        """Restores an object from the result of `to_dict`. Raises `KeyError` if an attribute is
+        missing, and `TypeError` if an attribute has a wrong type.
         """
         values: dict[str, Any] = {}
         for field in fields(cls):  # type: ignore[arg-type]  # subclasses are dataclasses
@@ -364,9 +361,7 @@ class Finding(_JsonValue):
 
     Attributes:
         name: Name of the kind of the finding, a key of `KINDS`.
-        topic: Topic.
-        topic_id: Id of the topic.
-        partition: Partition number.
+        topic_id: Id of the topic, as in object names.
         start: First affected offset, inclusive; `None` if unknown.
         stop: End of the affected offsets, exclusive; `None` if unknown.
         objects: Keys of the affected objects, relative to the root of the store.
@@ -410,9 +405,7 @@ class PartitionStatement(_JsonValue):
     """States which offsets of a partition readers get from the tier, and which checks prove it.
 
     Attributes:
-        topic: Topic.
         topic_id: Id of the topic that readers use.
-        partition: Partition number.
         start: First offset that readers get, inclusive. `start`, `stop` and `last_stable_offset`
             are `None` at level `listing`, which does not determine them.
         stop: End of the offsets that readers get, exclusive.
@@ -462,7 +455,6 @@ class AuditReport(Displayed):
     """The result of an audit.
 
     Attributes:
-        level: The level of the audit.
         audited_ms: Time when the audit began, in ms since 1970.
         path: Root of the tier, without credentials.
         findings: Findings, sorted by severity (worst first), topic, partition and offset.

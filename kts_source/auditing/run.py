@@ -70,7 +70,6 @@ class AuditJob:
     Attributes:
         options: Options of the audit. If tasks run in other processes, the private keys are loaded
             already.
-        level: The level of the audit.
         grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
             that is under way.
         now_ms: The time in ms since 1970.
@@ -91,9 +90,6 @@ class AuditOutcome:
     """The result of an `AuditTask`, which audits one partition.
 
     Attributes:
-        number: Number of the task.
-        statement: The statement about the partition.
-        findings: Findings in the partition.
         lines: New lines for the state file.
         read_bytes: Total original size of the logs that were read at level `bytes`, in bytes.
     """
@@ -128,8 +124,6 @@ class AuditTask:
     """A task that audits one partition. It contains no credentials.
 
     Attributes:
-        number: Number of the task.
-        part: The partition.
         lines: The lines of the partition in the state file, by segment id; see `PartitionState`.
     """
 
@@ -244,8 +238,8 @@ def audit(
         store: The store of the tier. By default, the audit opens it from the options. Allowed only
             if the audit runs in this process.
         now_ms: The current time in ms since 1970; by default the time of the clock.
-        on_read: Called at level `bytes` with a number of original log bytes that were read: after
-            each segment, or after each task if tasks run in other processes.
+        on_read: At level `bytes`, called with the number of original log bytes that were read since
+            the last call: after each segment, or after each task if tasks run in other processes.
         state: Path of the state file, which keeps proofs for the next audit; `None` keeps no
             proofs.
         jobs: Number of processes.
@@ -290,11 +284,11 @@ def _audit_tier(
 ) -> AuditReport:
     options = job.options
     layout = find_layout(options.layout)
-    before = _ask_brokers(options)
+    before = _query_brokers(options)
     # Brokers may have topics that were never tiered, or whose objects were all deleted.
     in_cluster = set() if before is None else {topic for topic, _ in before.logs}
     partitions, findings = _list_partitions(options, tier, layout, pools, in_cluster)
-    after = _ask_brokers(options, partitions)
+    after = _query_brokers(options, partitions)
     if executor is None:
         times = job.grace_ms, job.now_ms
         run = PartitionAudit(options, job.level, *times, tier, layout, pools[0], on_read)
@@ -345,7 +339,7 @@ def _list_partitions(
     in_cluster: Collection[str],
 ) -> tuple[list[PartitionObjects], list[Finding]]:
     """Lists the tier. Returns two values: the objects of each partition, and findings about objects
-    with a topic id that readers do not use. `in_cluster` contains the topics of the brokers.
+    whose topic id readers do not use. `in_cluster` contains the topics of the brokers.
     """
     tolerant = replace(options, fail_on_data_loss=False)
     describing, pool = pools
@@ -412,21 +406,19 @@ def _audit_with_executor(
         yield outcome.statement, outcome.findings
     if missing:
         raise StoreError(
-            f"{len(missing)} partitions were not audited: their tasks returned no result"
+            f"{len(missing)} partitions were not audited: their tasks returned no result."
+            " Run the audit again"
         )
 
 
-def _ask_brokers(
+def _query_brokers(
     options: ScanOptions, partitions: Sequence[PartitionObjects] = ()
 ) -> BrokerSnapshot | None:
-    """Queries the brokers and returns their responses. Returns `None` if the options have no
-    brokers.
-
+    """Queries the brokers and returns their responses; `None` if the options have no brokers.
     `partitions` are the listed partitions of the tier.
 
-    Raises:
-        BrokerUnavailableError: Brokers do not answer, or repeatedly describe fewer partitions of a
-            topic id than the tier has.
+    Raises `BrokerUnavailableError` if brokers do not answer, or repeatedly describe fewer
+    partitions of a topic id than the tier has.
     """
     if options.brokers is None:
         return None
@@ -446,16 +438,9 @@ def _compare(
     after: BrokerSnapshot,
     old_ms: int,
 ) -> tuple[list[PartitionStatement], list[Finding]]:
-    """Compares the result of the audit with the brokers. Returns two values: the corrected
-    statements and the corrected findings.
-
-    Args:
-        options: Options of the audit.
-        partitions: The listed partitions.
-        result: Statements and findings from the tier alone.
-        before: Responses of the brokers from before the listing.
-        after: Responses of the brokers from after the listing.
-        old_ms: See `check_partition`.
+    """Compares the result of the audit with the brokers' responses from before and after the
+    listing. Returns the corrected statements and the corrected findings. `result` contains
+    statements and findings from the tier alone; for `old_ms`, see `check_partition`.
     """
     from kts_source.auditing.broker_checks import (
         check_leader_start,
@@ -467,7 +452,7 @@ def _compare(
     statements, findings = result
     last = after
     if any(finding.objects and finding.severity is not Severity.INFO for finding in findings):
-        last = _ask_brokers(options, partitions) or after
+        last = _query_brokers(options, partitions) or after
     by_key = {_key(statement): statement for statement in statements}
     own_findings = defaultdict(list)
     for finding in findings:

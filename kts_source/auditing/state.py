@@ -1,8 +1,8 @@
 """The state of audits: a file of proofs, so that the next audit reads only new segments.
 
 The file has one line for each segment without faults. It also has one line for each partition in
-which all segments have a proof. A later line replaces an earlier line about the same segment or
-partition. A line has these fields, separated by tabs:
+which all segments have a proof. If a segment or partition has several lines, the last line counts.
+A line has these fields, separated by tabs:
 
     CRC-32C of the other fields (8 hex digits), kind, partition, name, identity, JSON
 
@@ -60,8 +60,7 @@ class PartitionState:
 
     Args:
         partition: Name of the partition in the file.
-        lines: The current line of each segment, by segment id. The line of the partition itself has
-            the key "".
+        lines: The current line of each segment, by segment id; the line of the partition, by "".
         write: Called with new lines to write them to the file. `None` discards new lines.
     """
 
@@ -299,8 +298,8 @@ class AuditState:
 
 @contextlib.contextmanager
 def open_to_append(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Opens the state file and yields a function that appends lines to it. Does not lock the file,
-    because the audit that started this task already holds the lock.
+    """Opens the state file and yields a function that appends lines to it. Takes no lock, because
+    the audit that started this task holds it.
 
     Raises:
         InvalidOptionError: The file cannot be opened or written.

@@ -33,8 +33,8 @@ class BrokerRange:
 
     @property
     def work(self) -> int:
-        """Estimated work to read the range. It is a number of bytes: reading this number of bytes
-        of an uncompressed and unencrypted segment takes about the same time.
+        """Estimated work to read the range: the number of bytes of an uncompressed and unencrypted
+        segment that take about as long to read.
         """
         return self.nominal_bytes
 
@@ -58,7 +58,7 @@ class BrokerRange:
         return replace(self, start_offset=start_offset, stop_offset=stop_offset)
 
     def from_offset(self, offset: int) -> BrokerRange:
-        """Returns the part of the range that begins at `offset`. Returns the whole range if it
-        begins at or after `offset`.
+        """Returns the part of the range that begins at `offset`. If the range already begins at or
+        after `offset`, returns the whole range.
         """
         return self if offset <= self.start_offset else self.part(offset, self.stop_offset)

@@ -4,11 +4,11 @@ partitions for offsets and leader epochs.
 Requests about partitions contain the leader epoch from the metadata. Therefore a broker that is no
 longer the leader returns an error instead of old data.
 
-Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from their
-tier (KAFKA-17801). For records on their own disks, they report all aborted transactions.
+Brokers before Kafka 4.0 report all aborted transactions of records on their own disks, but not of
+records that they read from their tier (KAFKA-17801).
 
 A login takes as long as a small read, so tasks reuse connections: a task borrows a `Cluster` and
-returns it at the task's end. Two tasks never use a cluster at the same time, because responses
+returns it at the task's end. Two tasks never use one `Cluster` at the same time, because responses
 arrive in the order of requests.
 """
 
@@ -40,7 +40,7 @@ from segment_format.kafka_uuid import uuid_to_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.broker.settings import BrokerSettings, FirstContact
+    from kts_source.broker.settings import BrokerSettings, FirstResponseTimeouts
 
 
 TopicPartition: TypeAlias = tuple[str, int]
@@ -59,7 +59,6 @@ class ClusterTopic:
     """A topic, as described by the metadata of the cluster.
 
     Attributes:
-        topic: Name of the topic.
         topic_id: Id of the topic as text of 22 characters. A topic that is created again has a new
             id.
         leaders: Maps every partition number, in ascending order, to the leader of the partition.
@@ -111,13 +110,8 @@ class TopicConfigs:
 def topic_configs(
     cluster: Cluster, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, TopicConfigs]:
-    """Requests the configurations `names` of topics (DescribeConfigs, KIP-133) and returns them by
-    topic. The user needs the permission DescribeConfigs on the topics.
-
-    Args:
-        cluster: Client of the cluster.
-        topics: Names of topics.
-        names: Names of configurations.
+    """Requests some configurations of topics (DescribeConfigs, KIP-133) and returns them by topic.
+    The user needs the permission DescribeConfigs on the topics.
 
     Raises:
         BrokerError: A broker refuses the request or does not support it.
@@ -155,7 +149,7 @@ _KAFKA_4_0: Final = 10
 """First version of ListOffsets whose brokers report all aborted transactions."""
 
 
-def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
+def reports_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
     """Returns True if the leader can report the first offset on its disk. Leaders before Kafka 3.6
     cannot, but they have no tier, so all their records are on disk.
 
@@ -164,15 +158,15 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    return cluster.knows(topic_partition, ListOffsetsRequest, _KAFKA_3_5)
+    return cluster.leader_supports(topic_partition, ListOffsetsRequest, _KAFKA_3_5)
 
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
-    """Returns an offset. For records at or above this offset, the leader reports all aborted
-    transactions. If it is 0, the leader reports the aborted transactions of all its records.
+    """Returns the first offset from which on the leader reports all aborted transactions; 0 if the
+    leader reports them for all its records.
 
-    The offset never decreases. So earlier responses about records at or above this offset were
-    complete, too.
+    The returned offset never decreases. So if a record is at or above it, earlier responses about
+    the record were complete, too.
 
     Raises:
         LeaderChangedError: Another broker is the leader now.
@@ -191,8 +185,8 @@ def reports_all_aborted(cluster: Cluster, topic_partition: TopicPartition) -> bo
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    is_new = cluster.knows(topic_partition, ListOffsetsRequest, _KAFKA_4_0)
-    return is_new or not knows_local_start(cluster, topic_partition)
+    is_new = cluster.leader_supports(topic_partition, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not reports_local_start(cluster, topic_partition)
 
 
 def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
@@ -204,8 +198,8 @@ def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    is_new = cluster.node_knows(node, ListOffsetsRequest, _KAFKA_4_0)
-    return is_new or not cluster.node_knows(node, ListOffsetsRequest, _KAFKA_3_5)
+    is_new = cluster.node_supports(node, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not cluster.node_supports(node, ListOffsetsRequest, _KAFKA_3_5)
 
 
 LATEST: Final = -1
@@ -277,7 +271,7 @@ class Cluster:
         wanted = None if names is None else sorted(set(names))
         began = time.monotonic()
         for pause in _pauses():
-            topics, undecided, incomplete = self._described(wanted, counts or {})
+            topics, undecided, incomplete = self._request_metadata(wanted, counts or {})
             waiting = {**undecided, **incomplete}
             if selects is not None:
                 waiting = {name: waiting[name] for name in selects(waiting)}
@@ -299,8 +293,8 @@ class Cluster:
         return self._leaders.get(topic_partition)
 
     def renew_leader(self, topic_partition: TopicPartition, topic_id: str) -> ClusterTopic | None:
-        """Requests the metadata of a partition's topic again, which also updates the result of
-        `known_leader`. Returns the topic, or `None` if the topic or the partition does not exist.
+        """Requests the metadata of a partition's topic again. Afterwards, `known_leader` returns
+        the new leader. Returns the topic, or `None` if the topic or the partition does not exist.
         """
         topic = self.topics([topic_partition[0]], counts={topic_id: topic_partition[1] + 1}).get(
             topic_partition[0]
@@ -349,7 +343,7 @@ class Cluster:
             )
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, int]]:  # noqa: ANN401
-            # Every log has a start and an end, so a response without an offset counts as an error.
+            # Every log has a start and an end, so a response without an offset is an error.
             always = timestamp in (LATEST, EARLIEST)
             return {
                 (topic.name, result.partition_index): (
@@ -429,7 +423,7 @@ class Cluster:
         `ends`.
 
         The leader's current epoch cannot be used instead, because it may have no record yet.
-        Followers do not store an epoch without records, so the next leader would not know it.
+        Followers do not store an epoch without records, so the next leader may not have it.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -482,15 +476,15 @@ class Cluster:
             del self._connections[node]
         if node not in self._nodes:
             raise LostConnectionError(f"broker {node} is not in the cluster's metadata")
-        opened = self._taken_over(node) or Connection(self.settings, *self._nodes[node])
+        opened = self._take_metadata_connection(node) or Connection(
+            self.settings, *self._nodes[node]
+        )
         self._connections[node] = opened
         return opened
 
-    def _taken_over(self, node: int) -> Connection | None:
-        """Removes the connection that was used for metadata and returns it, if it is a usable
-        connection to this broker. Otherwise returns `None`.
-
-        This saves a login. Metadata are seldom requested again.
+    def _take_metadata_connection(self, node: int) -> Connection | None:
+        """Returns the connection that was used for metadata, and removes it from `_any`. Returns
+        `None` if it is not a usable connection to this broker. Reusing it saves a login.
         """
         with self._any_lock:
             connection = self._any
@@ -502,7 +496,7 @@ class Cluster:
         connection.close()
         return None
 
-    def knows(self, topic_partition: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
+    def leader_supports(self, topic_partition: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
         """Returns True if the leader of a partition supports version `version` of the request class
         `request`.
 
@@ -510,12 +504,12 @@ class Cluster:
             LeaderChangedError: The leader does not answer, so there may be a new leader.
         """
         try:
-            return self.node_knows(self._leaders[topic_partition].node, request, version)
+            return self.node_supports(self._leaders[topic_partition].node, request, version)
         except LostConnectionError as error:
             topic, number = topic_partition
             raise LeaderChangedError(str(error), topic=topic, partition=number) from None
 
-    def node_knows(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
+    def node_supports(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
         """Returns True if a broker supports version `version` of the request class `request`.
 
         Raises:
@@ -531,12 +525,8 @@ class Cluster:
         parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
     ) -> dict[TopicPartition, Any]:
         """Sends one request to each leader, with all its partitions. Retries after transient
-        errors. Returns the result of each partition.
-
-        Args:
-            topic_partitions: The partitions.
-            request: Creates the request about these partitions.
-            parse: Converts a response to the error code and the result of each partition.
+        errors. Returns the result of each partition. `request` creates the request about some
+        partitions. `parse` converts a response to the error code and the result of each partition.
         """
         waiting = dict.fromkeys(topic_partitions, "not asked yet")
         answered: dict[TopicPartition, Any] = {}
@@ -560,7 +550,7 @@ class Cluster:
                         del waiting[topic_partition]
                         continue
                     waiting[topic_partition] = error_name(code)
-                    _refuse(topic_partition, code)
+                    _raise_if_permanent(topic_partition, code)
             if not waiting:
                 return answered
             if time.monotonic() - began > _PATIENCE_SECONDS:
@@ -585,15 +575,12 @@ class Cluster:
                     partition=number,
                 )
 
-    def _described(
+    def _request_metadata(
         self, names: Sequence[str] | None, counts: Mapping[str, int]
     ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
-        """Requests metadata once.
-
-        Returns:
-            Three values: the described topics; an error text for each topic that brokers cannot
-            describe yet; an error text for each topic with incomplete metadata. All are maps by
-            topic name.
+        """Requests metadata once. Returns three mappings by topic name: the described topics; an
+        error text for each topic that brokers cannot describe yet; an error text for each topic
+        with incomplete metadata.
         """
         from kafka.protocol.metadata import MetadataRequest
 
@@ -653,7 +640,7 @@ class Cluster:
             began = time.monotonic()
             patience = self.settings.request_timeout_seconds
             timeouts: dict[str, float] = {}
-            if (first := self.settings.first_contact) is not None and not self._nodes:
+            if (first := self.settings.first_response) is not None and not self._nodes:
                 patience = first.seconds
                 timeouts = _first_timeouts(self.settings, first)
             for pause in _pauses():
@@ -678,9 +665,9 @@ class Cluster:
         )
 
 
-def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, float]:
-    """Returns arguments of `Connection`: timeouts so short that all bootstrap brokers can be tried
-    within `first.seconds`.
+def _first_timeouts(settings: BrokerSettings, first: FirstResponseTimeouts) -> dict[str, float]:
+    """Returns the timeouts of a `Connection` before any broker has answered. They are so short that
+    all bootstrap brokers can be tried within `first.seconds`.
     """
     share = max(first.seconds / len(settings.bootstrap), _LEAST_SHARE_SECONDS)
     return {
@@ -689,9 +676,9 @@ def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, 
     }
 
 
-def _refuse(topic_partition: TopicPartition, code: int) -> None:
-    """Raises the exception for an error code that no retry can change. Returns normally if the
-    error is transient.
+def _raise_if_permanent(topic_partition: TopicPartition, code: int) -> None:
+    """Raises the exception for an error code that is not transient. Returns normally if a retry or
+    a new leader may help.
     """
     if code in PASSING or code in NEW_LEADER:
         return
@@ -700,8 +687,8 @@ def _refuse(topic_partition: TopicPartition, code: int) -> None:
 
 
 def _pauses() -> Iterable[Callable[[], None]]:
-    """Yields a function for each pause between attempts. The function sleeps. The pauses get longer
-    up to `_MAX_PAUSE_SECONDS`.
+    """Yields one function per pause between attempts. A call of the function sleeps. Each pause is
+    longer than the one before it, up to `_MAX_PAUSE_SECONDS`.
     """
     seconds = _FIRST_PAUSE_SECONDS
     while True:
@@ -717,10 +704,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
-    """Yields a cluster client that no other task uses at the same time. If possible, it is one from
-    an earlier task, whose connections are still open.
+    """Yields a `Cluster` that no other task uses at the same time. If possible, it is the `Cluster`
+    of a finished task, whose connections are still open.
     """
-    cluster = _taken(settings) or Cluster(settings)
+    cluster = _take_idle_cluster(settings) or Cluster(settings)
     try:
         yield cluster
     finally:
@@ -731,9 +718,9 @@ def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
             too_many.close()
 
 
-def _taken(settings: BrokerSettings) -> Cluster | None:
-    """Removes a cluster with the settings `settings` from the idle clusters and returns it. Prefers
-    the one that was used last. Returns `None` if no idle cluster has these settings.
+def _take_idle_cluster(settings: BrokerSettings) -> Cluster | None:
+    """Removes an idle cluster with these settings from `_idle`, and returns it. If several have
+    these settings, takes the one that was used last. Returns `None` if none has.
     """
     with _lock:
         for number in reversed(range(len(_idle))):
@@ -750,8 +737,8 @@ def _close_all() -> None:
         _idle.clear()
 
 
-def _forget() -> None:
-    """Drops all idle clusters in a forked child process, because parent and child share their
+def _drop_idle_clusters() -> None:
+    """Drops all idle clusters in a forked child process, because the parent process uses their
     sockets.
     """
     global _lock
@@ -759,4 +746,4 @@ def _forget() -> None:
     _idle.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_drop_idle_clusters)

@@ -1,7 +1,7 @@
 """One blocking connection to one broker, and the error codes of Kafka's protocol.
 
-kafka-python encodes and decodes the messages. Its transport is not used, because it receives only 4
-KiB at a time and copies the bytes four times.
+kafka-python encodes and decodes the messages. kafka-python's transport is not used, because it
+receives only 4 KiB at a time and copies the bytes four times.
 """
 
 from __future__ import annotations
@@ -114,9 +114,7 @@ _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """A connection cannot be opened, or is no longer usable. The error text contains no
-    credentials.
-    """
+    """A connection cannot be opened, or is no longer usable. The text contains no credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,8 @@ class Pending:
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
-        timeout_seconds: Timeout of the response. The time is counted from the call of `receive`,
-            because before this call the caller may be busy with earlier responses.
+        timeout_seconds: Timeout of the response. It starts at the call of `receive`, because the
+            caller may be busy with earlier responses before that call.
     """
 
     header: Any
@@ -138,13 +136,8 @@ class Connection:
 
     Args:
         settings: Timeouts, client id and security settings.
-        host: Host name or IP address.
-        port: TCP port.
         connect_seconds: Overrides the timeout of opening the connection.
         answer_seconds: Overrides the timeouts of the TLS handshake and of the first response.
-
-    Attributes:
-        address: Host and TCP port of the broker.
 
     Raises:
         LostConnectionError: The broker cannot be reached, or closed the connection.
@@ -191,11 +184,8 @@ class Connection:
         return int(self._versions.api_version(request))
 
     def ask(self, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
-        """Sends a request and returns the response.
-
-        Args:
-            request: A message of kafka-python.
-            patience_seconds: Seconds to wait for the response in addition to `request.timeout.ms`.
+        """Sends a request, which is a message of kafka-python, and returns the response. Waits for
+        the response for `request.timeout.ms` plus `patience_seconds`.
 
         Raises:
             LostConnectionError: No complete response arrived.
@@ -220,12 +210,8 @@ class Connection:
         return Pending(request.header, timeout)
 
     def receive(self, pending: Pending, *, max_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
-        """Returns the response to the oldest pending request. Byte fields of the response are views
-        of a buffer. The next call overwrites this buffer.
-
-        Args:
-            pending: The oldest request whose response has not been received.
-            max_bytes: Maximum size of the response in bytes.
+        """Returns the response to the oldest pending request, of at most `max_bytes` bytes. Byte
+        fields of the response are views of a buffer, which the next call overwrites.
 
         Raises:
             LostConnectionError: No complete and valid response arrived.
@@ -275,8 +261,8 @@ class Connection:
             ) from None
 
     def _read(self, size: int, deadline: float) -> memoryview:
-        """Reads the next `size` bytes from the socket into the buffer, and returns a view of
-        them.
+        """Reads the next `size` bytes from the socket into the buffer. Returns a view of these
+        bytes.
         """
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
@@ -295,8 +281,8 @@ class Connection:
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:  # noqa: ANN401
-        """If the block raises a network error, closes the socket and raises `LostConnectionError`.
-        The connection cannot be used any more, because it may still receive the rest of a response.
+        """Converts a network error in the `with` block to `LostConnectionError`, and closes the
+        socket. The socket cannot be used again, because the rest of a response may still arrive.
         """
         try:
             yield

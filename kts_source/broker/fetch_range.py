@@ -1,9 +1,10 @@
 """Fetches a range of offsets of one partition from the leader or a follower.
 
 Brokers usually truncate the last batch of a response. The bytes after the last complete batch are
-dropped. The next request is sent before the complete batches are returned, so the broker works
-while the caller decodes these batches. An empty response does not mean that the range is complete:
-a broker that waits for its tier, or throttles the client, also returns no records and no error.
+dropped. The next request is sent before the complete batches are returned. So the broker prepares
+the next response while the caller decodes. An empty response does not mean that the range is
+complete: a broker that waits for its tier, or throttles the client, also returns no records and no
+error.
 
 Source: `FetchRequest`, `FetchResponse` (KIP-227, KIP-392, KIP-516), `CompletedFetch`.
 """
@@ -19,9 +20,9 @@ from kts_source.broker.cluster import (
     EARLIEST,
     EARLIEST_LOCAL,
     LEAK,
-    knows_local_start,
     node_reports_all_aborted,
     reports_aborted_from,
+    reports_local_start,
 )
 from kts_source.broker.connection import (
     OFFSET_OUT_OF_RANGE,
@@ -105,7 +106,7 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
     """Returns True if the first batch of a response has no record below `offset`. Returns False if
-    it has one, or if the batch cannot be read.
+    the first batch has such a record, or cannot be read.
 
     In formats 0 and 1, the offset field of a compressed message set contains the offset of its last
     record. So its records are decoded to find the first offset.
@@ -126,9 +127,9 @@ def aborted_intervals(
     """Returns the offset intervals of the aborted transactions that a response lists.
 
     Args:
-        listed: Producer id and first offset of each aborted transaction. Brokers do not return its
-            end. If `data` contains the abort marker of the transaction, it ends there; otherwise it
-            ends at `next_offset`.
+        listed: Producer id and first offset of each aborted transaction. Brokers do not return the
+            end of a transaction: it is the abort marker in `data`, or `next_offset` if `data` does
+            not contain the marker.
         data: The complete batches of the response.
         next_offset: One past the last offset of these batches.
     """
@@ -181,11 +182,11 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """State of the fetcher: the same offset must be requested again after a pause.
+    """State of the fetcher: it must request the same offset again after a pause.
 
     Attributes:
         reason: Reason of the pause, for the error after too many attempts.
-        is_empty: True if the reason is a response without error and without records.
+        is_empty: True if the broker sent neither an error nor records.
     """
 
     reason: str
@@ -194,8 +195,8 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """State of the fetcher: the brokers have lost the offsets from the requested offset up to
-    `stop` (exclusive).
+    """State of the fetcher: the brokers have lost the offsets from the requested offset to `stop`
+    (exclusive).
     """
 
     stop: int
@@ -206,7 +207,7 @@ _State = _Pending | _Waiting | _Lost | FetchedBatches
 
 
 class _Patience:
-    """Sleeps between attempts, and measures the time since the last batch."""
+    """Pauses between attempts, and measures the time since the last received batch."""
 
     def __init__(self) -> None:
         self.silent = 0
@@ -218,7 +219,7 @@ class _Patience:
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:
-        """Sleeps. Each call sleeps twice as long as the previous call, up to a maximum."""
+        """Sleeps twice as long as the previous call did, up to a maximum."""
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
@@ -228,7 +229,6 @@ class RangeFetcher:
 
     Args:
         cluster: The client of the cluster. No other thread may use it at the same time.
-        wanted: Range to fetch.
         max_batch_bytes: Maximum size of one batch in bytes.
         on_loss: Called with three values for each range of lost offsets: its start, its end
             (exclusive) and the error. If it returns True, the fetch ends. Otherwise the fetch
@@ -288,7 +288,7 @@ class RangeFetcher:
                         wait.silent += is_empty
                         if wait.silent >= _MAX_SILENT:
                             wait.silent = 0
-                            if self._is_over(offset):
+                            if self._has_no_more_batches(offset):
                                 return
                         if wait.is_exhausted():
                             raise BrokerUnavailableError(
@@ -316,8 +316,8 @@ class RangeFetcher:
                 state.connection.close()
 
     def _skip(self, offset: int, lost: _Lost) -> int:
-        """Reports the lost offsets to `on_loss`. Returns the offset at which the fetch continues.
-        This is the end of the range if the fetch must end.
+        """Calls `on_loss` with the lost offsets. Returns the offset at which the fetch continues:
+        the end of the lost offsets, or the end of the range if the fetch must end.
         """
         self.lost_offsets = True
         stop = min(lost.stop, self._wanted.stop_offset)
@@ -330,7 +330,7 @@ class RangeFetcher:
         recommended. Returns the next state of the fetcher.
         """
         try:
-            if self._leader < 0 and not self._takes_known_leader():
+            if self._leader < 0 and not self._use_known_leader():
                 problem = self._find_leader()
                 if problem is not None:
                     return problem
@@ -349,7 +349,7 @@ class RangeFetcher:
             pending = connection.send(self._request(offset), patience_seconds=patience)
             return _Pending(connection, pending)
         except (LostConnectionError, LeaderChangedError) as error:
-            return self._changed_node(error)
+            return self._handle_lost_node(error)
 
     def _receive(self, asked: _Pending, offset: int) -> FetchedBatches | _Waiting | _Lost:
         """Receives the response to a fetch request and returns the next state of the fetcher."""
@@ -358,21 +358,21 @@ class RangeFetcher:
             answer = asked.connection.receive(asked.pending, max_bytes=limit)
             return self._check_answer(answer, offset)
         except (LostConnectionError, LeaderChangedError) as error:
-            return self._changed_node(error)
+            return self._handle_lost_node(error)
 
-    def _changed_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
+    def _handle_lost_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
         """Handles a lost connection or a new leader. The next attempt finds the current leader, or
         uses the leader instead of the follower.
         """
         if isinstance(error, LeaderChangedError):
             self._leader = -1
         else:
-            self._lose_node()
+            self._drop_node()
         return _Waiting(str(error))
 
-    def _lose_node(self) -> None:
-        """Stops using a broker that does not respond. If it is the leader, the next request finds
-        the new leader. If it is a follower, all following requests go to the leader.
+    def _drop_node(self) -> None:
+        """Stops using a broker that does not respond. The next request goes to the current
+        leader.
         """
         if self._node == self._leader:
             self._leader = -1
@@ -380,15 +380,15 @@ class RangeFetcher:
             self._rack = ""
         self._node = -1
 
-    def _is_over(self, offset: int) -> bool:
-        """Returns True if the partition has no batch from `offset` to the end of the range. Called
+    def _has_no_more_batches(self, offset: int) -> bool:
+        """Returns whether the partition has no batch from `offset` to the end of the range. Called
         after several empty responses.
 
-        Compaction may have removed the last batches of the range. If the next batches are above the
-        last stable offset, all responses for `read_committed` are empty. So a request for
+        Compaction may have removed the last batches of the range. With `read_committed`, a response
+        is also empty if the next batch is above the last stable offset. So a request with
         `read_uncommitted` checks whether the next batch begins after the range.
 
-        If the empty responses are from a follower, returns False and sends the next request to the
+        Returns False if a follower sent the empty responses. The next request then goes to the
         leader.
         """
         if self._node != self._leader:
@@ -404,7 +404,7 @@ class RangeFetcher:
             )
             answer = connection.receive(pending, max_bytes=self._max_bytes + _ANSWER_SLACK)
         except LostConnectionError:
-            self._lose_node()
+            self._drop_node()
             return False
         # An error in this response is ignored, because the next fetch will return it, too.
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
@@ -415,9 +415,8 @@ class RangeFetcher:
     def _request(
         self, offset: int, *, read_committed: bool | None = None, max_bytes: int | None = None
     ) -> Any:  # noqa: ANN401
-        """Returns a fetch request for `offset`. `read_committed` and `max_bytes` replace the
-        settings. If `max_bytes` is set, the leader answers itself and does not recommend a
-        follower.
+        """Returns a fetch request for `offset`. `read_committed` and `max_bytes` override the
+        settings. If `max_bytes` is set, the leader does not redirect the request to a follower.
         """
         from kafka.protocol.consumer import FetchRequest
 
@@ -446,12 +445,12 @@ class RangeFetcher:
             topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[partition])],
         )
 
-    def _takes_known_leader(self) -> bool:
-        """Uses the leader that the cluster client already knows, without requesting it. Does this
-        only for the first request, and only if the leader has the planned leader epoch. Returns
-        True if this leader is used.
+    def _use_known_leader(self) -> bool:
+        """Tries to use the leader in the cached metadata. This is possible only for the first
+        request, and only if the leader has the planned leader epoch. Returns True if this leader is
+        used.
 
-        If this broker is no longer the leader, it returns an error, because requests contain the
+        If the metadata are outdated, the broker returns an error, because the request contains the
         leader epoch and the topic id.
         """
         leader = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
@@ -462,18 +461,17 @@ class RangeFetcher:
         return True
 
     def _find_leader(self) -> _Waiting | _Lost | None:
-        """Requests the current leader and uses it for the next requests; then returns `None`.
-        Returns `_Waiting` or `_Lost` if it cannot be used.
+        """Requests the current leader, and uses it for the next requests. Returns `None` on
+        success, and `_Waiting` or `_Lost` if the leader cannot be used.
 
-        If the leader has a later epoch than planned, it can be used only if it has all planned
-        offsets.
+        A leader with a later epoch than planned can be used only if it has all planned offsets.
         """
         wanted = self._wanted
         key = wanted.topic, wanted.partition
         topic = self._cluster.renew_leader(key, self._wanted.topic_id)
         if topic is None or topic.topic_id != wanted.topic_id:
-            now = "is gone" if topic is None else f"was created again as {topic.topic_id}"
-            return self._all_lost(f"topic id {wanted.topic_id} was planned, and the topic {now}")
+            now = "was deleted" if topic is None else f"was created again as {topic.topic_id}"
+            return self._all_lost(f"the plan reads topic id {wanted.topic_id}, but the topic {now}")
         leader = topic.leaders[wanted.partition]
         if leader.node < 0:
             return _Waiting("the partition has no leader")
@@ -497,11 +495,12 @@ class RangeFetcher:
 
     def _check_refused(self, offset: int) -> _Lost | _Waiting:
         """Finds out which offsets are lost after the leader refused `offset` as out of range. The
-        leader's response does not contain the lost offsets.
+        response of the leader does not contain them.
 
         There are two possible reasons. If the log start is above `offset`, retention or
-        DeleteRecords deleted the offsets below the log start. Otherwise the brokers' own tier lacks
-        a segment. In the second case, the request is first repeated once.
+        DeleteRecords deleted the offsets below the log start. Otherwise, the brokers' own tier
+        lacks a segment. In the second case, the request is repeated once before the offsets count
+        as lost.
         """
         key = self._wanted.topic, self._wanted.partition
         if self._cluster.known_leader(key) is None:
@@ -509,8 +508,8 @@ class RangeFetcher:
         log_start = self._cluster.offsets([key], EARLIEST, read_committed=False)[key]
         if log_start > offset:
             text = (
-                f"offset {offset} is gone since the plan was made: the log of the brokers starts at"
-                f" {log_start}"
+                f"offset {offset} was deleted after the plan was made: the brokers' log now starts"
+                f" at offset {log_start}"
             )
             return _Lost(log_start, DataLossError(text, **self._location(offset)))
         if self._refused_at != offset:
@@ -527,16 +526,16 @@ class RangeFetcher:
 
     def _first_served(self, refused: int) -> int:
         """Finds an offset above `refused` at which the leader returns records again. Returns the
-        end of the range if no lower offset is found.
+        end of the range if there is no such offset in it.
 
-        Brokers do not report this offset, so it is searched with test requests. The leader returns
-        all records on its own disk, so only offsets below the start of its disk are tested. A short
-        range is tested offset by offset. A long range is first tested in equal steps, and then by
-        bisection between two steps.
+        Brokers do not report this offset, so it is searched with test requests. Only offsets below
+        the start of the leader's disk are tested, because the leader returns all records on its
+        disk. A short range is tested offset by offset. A long range is tested in equal steps, and
+        then by bisection within the step that succeeded.
         """
         key = self._wanted.topic, self._wanted.partition
         limit = self._wanted.stop_offset
-        if knows_local_start(self._cluster, key):
+        if reports_local_start(self._cluster, key):
             local = self._cluster.offsets([key], EARLIEST_LOCAL, read_committed=False)[key]
             if local > refused:
                 limit = min(limit, local)
@@ -550,11 +549,11 @@ class RangeFetcher:
         return high
 
     def _serves(self, offset: int) -> bool:
-        """Returns True if the leader returns records for a request at `offset`, and False if it
-        refuses the offset as out of range.
+        """Returns whether the leader returns records for a request at `offset`. False means that
+        the leader refuses the offset as out of range.
 
         Raises:
-            LeaderChangedError: The broker returned an error other than OFFSET_OUT_OF_RANGE.
+            LeaderChangedError: The broker returned another error.
         """
         connection = self._cluster.connection(self._leader)
         request = self._request(offset, read_committed=False, max_bytes=1)
@@ -577,7 +576,7 @@ class RangeFetcher:
             time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
             return _Waiting("the client quota is used up")
         if code:
-            return self._handle(code, offset)
+            return self._handle_error_code(code, offset)
         (result, *others) = partitions
         answered = answer.responses[0].topic_id, result.partition_index
         if others or answered != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
@@ -587,7 +586,7 @@ class RangeFetcher:
                 **self._location(offset),
             )
         if result.error_code:
-            return self._handle(result.error_code, offset)
+            return self._handle_error_code(result.error_code, offset)
         if result.preferred_read_replica >= 0 and not result.records:
             self._node = result.preferred_read_replica
             return _Waiting(f"broker {self._node} is nearer")
@@ -639,7 +638,7 @@ class RangeFetcher:
                 **self._location(offset),
             )
 
-    def _handle(self, code: int, offset: int) -> _Waiting | _Lost:
+    def _handle_error_code(self, code: int, offset: int) -> _Waiting | _Lost:
         """Returns the next state of the fetcher after a response with an error code.
 
         Raises:

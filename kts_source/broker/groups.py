@@ -48,11 +48,7 @@ class GroupOffset:
 
 def group_offsets(cluster: Cluster, topics: Collection[str] | None = None) -> list[GroupOffset]:
     """Returns the committed offsets of all groups that the user may describe, sorted by group,
-    topic and partition.
-
-    Args:
-        cluster: Client of the cluster.
-        topics: Only offsets of these topics; `None` = of all topics.
+    topic and partition. If `topics` is set, returns only the offsets of these topics.
 
     Raises:
         BrokerError: A broker refuses a request.
@@ -60,7 +56,7 @@ def group_offsets(cluster: Cluster, topics: Collection[str] | None = None) -> li
         LeaderChangedError: A partition has another leader now.
     """
     cluster.topics(())  # the response names all brokers
-    found = [offset for node in cluster.nodes for offset in _of_coordinator(cluster, node)]
+    found = [offset for node in cluster.nodes for offset in _offsets_of_coordinator(cluster, node)]
     if topics is not None:
         found = [each for each in found if each[2] in topics]
     ends = _ends(cluster, {(topic, partition) for _, _, topic, partition, *_ in found})
@@ -70,9 +66,11 @@ def group_offsets(cluster: Cluster, topics: Collection[str] | None = None) -> li
     ]
 
 
-def _of_coordinator(cluster: Cluster, node: int) -> Iterator[tuple[str, str, str, int, int, str]]:
-    """Yields the offsets of the groups whose coordinator is this broker: group, state, topic,
-    partition, offset and metadata.
+def _offsets_of_coordinator(
+    cluster: Cluster, node: int
+) -> Iterator[tuple[str, str, str, int, int, str]]:
+    """Yields group, state, topic, partition, offset and metadata of each committed offset of the
+    groups whose coordinator is this broker.
     """
     from kafka.protocol.admin.groups import ListGroupsRequest
     from kafka.protocol.consumer import OffsetFetchRequest

@@ -38,7 +38,7 @@ from kts_source.broker.settings import (
     TLS_1_3,
     AwsCredentials,
     BrokerSettings,
-    FirstContact,
+    FirstResponseTimeouts,
     Kerberos,
     Password,
     Security,
@@ -99,7 +99,6 @@ class LoginModule:
 
     Attributes:
         mechanisms: SASL mechanisms for which the module can be used.
-        options: Options of the module by name.
     """
 
     mechanisms: tuple[str, ...]
@@ -350,8 +349,8 @@ def _check_url(text: str) -> None:
 
 
 def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns the name and value of each SASL extension (RFC 7628, 3.1) in the options. For
-    example, a cloud may need the id of its logical cluster.
+    """Returns name and value of each SASL extension in the options (RFC 7628, 3.1), such as the id
+    of a logical cluster in a cloud.
     """
     extensions = tuple(
         (name.removeprefix(_EXTENSION), value)
@@ -395,7 +394,7 @@ def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]
 
     Args:
         options: Maps the name of each `kafka.*` option (lower case, without `kafka.`) to its text.
-            It must contain no unsupported option.
+            The caller has rejected unsupported options.
 
     Raises:
         InvalidOptionError: Options are malformed, missing or contradictory, or a file cannot be
@@ -435,7 +434,7 @@ def _tls(options: Mapping[str, str]) -> Tls:
     if algorithm not in ("", "https"):
         raise _invalid("ssl.endpoint.identification.algorithm", "must be https, or empty")
     oldest, newest = _versions(options)
-    chain, key = _identity(options)
+    chain, key = _client_key(options)
     return Tls(_trusted(options), chain, key, algorithm == "https", oldest, newest)
 
 
@@ -480,9 +479,9 @@ def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
         raise _invalid(inline if inline in options else location, str(error)) from None
 
 
-def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
-    """Returns two values: the client's certificate chain and its private key. Both are empty if the
-    options name no key.
+def _client_key(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
+    """Returns the client's certificate chain and private key. Both are empty if the options name no
+    key.
     """
     location, key, chain, word = (
         f"ssl.keystore.{last}" for last in ("location", "key", "certificate.chain", "password")
@@ -614,9 +613,9 @@ def broker_settings(
         rack=_name(options, "client.rack", ""),
         request_timeout_seconds=_number(options, _REQUEST_TIMEOUT, 30_000) / 1000,
         connect_timeout_seconds=_number(options, _SETUP_TIMEOUT, 10_000) / 1000,
-        first_contact=None
+        first_response=None
         if {_REQUEST_TIMEOUT, _SETUP_TIMEOUT} & options.keys()
-        else FirstContact(),
+        else FirstResponseTimeouts(),
         fetch_max_wait_ms=_number(options, "fetch.max.wait.ms", 500, least=0),
         fetch_min_bytes=_number(options, "fetch.min.bytes", 1, least=0),
         fetch_max_bytes=min(_number(options, "fetch.max.bytes", 50 << 20), MAX_FETCH_BYTES),

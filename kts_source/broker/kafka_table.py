@@ -186,11 +186,8 @@ _OF_SECURITY: Final = re.compile(r"(?:ssl|sasl|security)\.")
 
 
 def refusal(name: str) -> str | None:
-    """Returns the reason why an option is rejected, and what to do instead. Returns `None` if the
-    option is accepted or ignored.
-
-    Args:
-        name: Name of the option in lower case, without `kafka.`.
+    """Returns the reason why an option is rejected, and what to do instead; `None` if it is
+    accepted or ignored. `name` is in lower case, without `kafka.`.
     """
     if name in COUNTED:
         return None

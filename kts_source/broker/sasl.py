@@ -12,8 +12,9 @@ function. The process that opens the connection fetches them. A token of an endp
 80 % of its lifetime.
 
 An import of any module of kafka-python runs the package's `__init__`, which also imports the
-consumer, producer and admin client. This takes 0.50 s instead of 0.22 s per process. Therefore
-`load_messages` delays this `__init__` until an attribute of the package is used.
+consumer, producer and admin client. This takes 0.50 s instead of 0.22 s per process. So
+`load_messages` imports the messages without this `__init__`, which runs only when an attribute of
+the package is used.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def token(source: TokenEndpoint | TokenCallback) -> str:
         held = _held.get(source)
         if held is None or time.monotonic() >= held[1]:
             began = time.monotonic()
-            text, seconds = _from_endpoint(source)
+            text, seconds = _fetch_token(source)
             held = _held[source] = (text, began + seconds * _USED_SHARE_OF_LIFE)
         return held[0]
 
@@ -114,15 +115,15 @@ def _from_callback(source: TokenCallback) -> str:
         ) from None
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise BrokerError(
-            f"the callback {source.function} returned a {type(token).__name__} that is no token:"
+            f"the callback {source.function} returned a {type(token).__name__} that is not a token:"
             " a token must be a str of letters, digits and -._~+/="
         )
     return token
 
 
-def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
-    """Fetches a token from an OAuth endpoint. Returns two values: the token and its lifetime in
-    seconds. The lifetime is 0 if it is unknown.
+def _fetch_token(source: TokenEndpoint) -> tuple[str, float]:
+    """Fetches a token from an OAuth endpoint. Returns the token and its lifetime in seconds; the
+    lifetime is 0 if the endpoint does not state it.
     """
     endpoint = f"the token endpoint at {urlsplit(source.url).hostname}"
     problem = ""
@@ -130,7 +131,7 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
         if attempt:
             time.sleep(_PAUSE_SECONDS * 2**attempt)
         try:
-            status, body = _posted(source)
+            status, body = _post_token_request(source)
         except ssl.SSLCertVerificationError as error:
             raise BrokerError(
                 f"the certificate of {endpoint} is not trusted: {error.verify_message}"
@@ -142,16 +143,16 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
             return _parsed(endpoint, body)
         if status < 500 and status != 429:
             raise BrokerError(
-                f"{endpoint} returned HTTP {status}{_reason(body)}: check the client id, its"
+                f"{endpoint} returned HTTP {status}{_oauth_error(body)}: check the client id, its"
                 " secret and the scope"
             )
         problem = f"{endpoint} returned HTTP {status}"
     raise BrokerUnavailableError(f"{problem}; all {_ATTEMPTS} attempts failed")
 
 
-def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
-    """Sends one request to the endpoint. Returns two values: the HTTP status and the body. Does not
-    follow redirects, because they would send the secret to another server.
+def _post_token_request(source: TokenEndpoint) -> tuple[int, bytes]:
+    """Sends one request to the endpoint. Returns the HTTP status and the body. Does not follow
+    redirects, because the client secret would be sent to another server.
     """
     url = urlsplit(source.url)
     assert url.hostname is not None
@@ -204,10 +205,9 @@ def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
     return token, float(seconds) if 0 < seconds < _LONGEST_LIFE_SECONDS else 0.0
 
 
-def _reason(body: bytes) -> str:
-    """Returns the OAuth error code (RFC 6749, 5.2) of the response `body` in parentheses. Returns
-    "" if there is none. Other texts of the response are not used, because they may quote the
-    request.
+def _oauth_error(body: bytes) -> str:
+    """Returns the OAuth error code (RFC 6749, 5.2) of a response in parentheses; an empty text if
+    the response has none. Other texts of the response may quote the request, so they are not used.
     """
     try:
         code = json.loads(body[:_MAX_ANSWER_BYTES]).get("error")
@@ -244,11 +244,8 @@ class SaslClient(Protocol):
 
 
 def sasl_client(security: Security, host: str) -> SaslClient:
-    """Creates the client for one login. The mechanism is taken from the security settings.
-
-    Args:
-        security: Security settings with a SASL mechanism.
-        host: Host name of the broker to which the connection was opened.
+    """Creates the client for one login with the mechanism in the security settings. `host` is the
+    host name of the broker, as used for the connection.
 
     Raises:
         InvalidOptionError: A package that the mechanism needs is not installed.
@@ -256,7 +253,7 @@ def sasl_client(security: Security, host: str) -> SaslClient:
     """
     require_kafka()
     name = security.mechanism
-    with _explained(name, "cannot begin"):
+    with _as_broker_error(name, "cannot begin"):
         match security.login:
             case Password():
                 mechanism = _password_mechanism(name, security.login)
@@ -284,7 +281,7 @@ class _Client:
         self._answers = 0
 
     def auth_bytes(self) -> bytes:
-        with _explained(self._name, "cannot go on"):
+        with _as_broker_error(self._name, "cannot go on"):
             return bytes(self._mechanism.auth_bytes())
 
     def receive(self, auth_bytes: bytes) -> None:
@@ -296,7 +293,9 @@ class _Client:
             _check_scram(self._name, auth_bytes)
         if isinstance(self._login, TokenEndpoint) and auth_bytes:
             forget(self._login)  # rejected: the broker closes the connection after this response
-        with _explained(self._name, "failed: the broker does not prove that it knows the password"):
+        with _as_broker_error(
+            self._name, "failed: the broker does not prove that it knows the password"
+        ):
             self._mechanism.receive(auth_bytes)
 
     def is_done(self) -> bool:
@@ -316,10 +315,10 @@ def _check_scram(name: str, message: bytes) -> None:
 
 
 @contextmanager
-def _explained(name: str, what: str) -> Iterator[None]:
-    """Converts an error in the block to `BrokerError`, except errors of options and missing
-    packages. The text contains only the class name of the original error, because its message may
-    quote the request.
+def _as_broker_error(name: str, what: str) -> Iterator[None]:
+    """Converts errors of the `with` block to `BrokerError`, except errors about options and missing
+    packages. The new text contains only the class name of the error, because the message may quote
+    the request.
     """
     try:
         yield
@@ -410,9 +409,7 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
     from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 
     class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python is not typed
-        """The GSSAPI mechanism of kafka-python, with the configured credentials. The base class
-        does not support them.
-        """
+        """The GSSAPI mechanism of kafka-python, extended by the configured credentials."""
 
         def __init__(self) -> None:
             self._is_done = self._is_authenticated = False
@@ -443,8 +440,8 @@ def require_kafka() -> None:
 
 
 class _EmptyPackage(ModuleType):
-    """Placeholder for the package `kafka`. It runs the package's `__init__` when an attribute of
-    the package is used. Importing a submodule does not run it.
+    """Placeholder for the package `kafka`. Imports of submodules do not run the `__init__` of the
+    package. The first use of an attribute of the package runs it.
     """
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

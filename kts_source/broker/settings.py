@@ -71,9 +71,7 @@ class TokenEndpoint:
     """An OAuth endpoint for OAUTHBEARER (client credentials grant, RFC 6749, 4.4).
 
     Attributes:
-        url: URL of the endpoint. It may be http only if the endpoint runs on this machine.
-        client_id: Id of the client.
-        client_secret: Secret of the client.
+        url: URL of the endpoint. http is allowed only for an endpoint on this machine.
         scope: Requested scope; empty = the endpoint's default.
         urlencoded: True if id and secret are URL-encoded in the Authorization header.
         extensions: Names and values of SASL extensions, which are sent to the broker with the
@@ -162,12 +160,12 @@ class Security:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstContact:
-    """Timeouts that apply until a broker has answered for the first time. They are short, because
-    the reason of a failure is probably a wrong address or a firewall, which no retry changes.
+class FirstResponseTimeouts:
+    """Timeouts until a broker has answered for the first time. They are short, because a failure
+    before that is probably due to a wrong address or a firewall, and retries do not help.
 
     Attributes:
-        seconds: Time after which no bootstrap broker is tried again. The brokers share this time.
+        seconds: Total time to try bootstrap brokers. The brokers share this time.
         answer_seconds: Timeout of the first response after a connection was opened.
     """
 
@@ -187,8 +185,8 @@ class BrokerSettings:
         rack: Rack of this client. Brokers use it to recommend a nearby follower; empty = unknown.
         request_timeout_seconds: Timeout of one request in seconds.
         connect_timeout_seconds: Timeout of opening one connection in seconds.
-        first_contact: Shorter timeouts that apply until a broker has answered for the first time;
-            `None` = the other timeouts apply from the start.
+        first_response: Shorter timeouts until a broker has answered for the first time; `None` =
+            the other timeouts apply from the start.
         fetch_max_wait_ms: Maximum time in ms that a broker waits for more records if a response has
             less than `fetch_min_bytes`.
         fetch_max_bytes: Maximum size of the records in one response, in bytes.
@@ -202,7 +200,7 @@ class BrokerSettings:
     rack: str = ""
     request_timeout_seconds: float = 30.0
     connect_timeout_seconds: float = 10.0
-    first_contact: FirstContact | None = None
+    first_response: FirstResponseTimeouts | None = None
     fetch_max_wait_ms: int = 500
     fetch_min_bytes: int = 1
     fetch_max_bytes: int = 50 << 20

@@ -9,9 +9,9 @@ Format of JKS (`sun.security.provider.JavaKeyStore`), big-endian:
         tag 1, a private key: u4 length, encrypted key, u4 count, certificates
     certificate: UTF type (version 2 only), u4 length, DER
 
-Private keys in JKS are encrypted with a proprietary cipher of Sun, so they are rejected. The
-default type JKS also accepts PKCS12 files, as in Java, because the type is detected from the first
-bytes of the file.
+Private keys in JKS are encrypted with a proprietary cipher of Sun, so they are rejected. As in
+Java, the store type JKS (the default) also accepts PKCS12 files: the first bytes of the file show
+which format it has.
 """
 
 from __future__ import annotations
@@ -314,8 +314,8 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
 
 
 def _load_identity(context: ssl.SSLContext, tls: Tls, options: str) -> None:
-    """Loads the client's certificate and key into a context. They are written to a file, because
-    `ssl` cannot load them from memory.
+    """Loads the client's certificate and key into a context. Writes both to a file, because `ssl`
+    cannot load them from memory.
     """
     import ssl
 

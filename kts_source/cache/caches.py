@@ -6,11 +6,11 @@ object's version and the byte range. Listings and objects without a version are 
 are cached as stored: encrypted segments stay encrypted, and keys are never cached. There is one
 exception: if `CacheSettings.plaintext` is True, chunks are cached decrypted and decompressed.
 
-If a task needs a range that another task of the machine is fetching, it waits for that task. After
-the read timeout, it fetches the range itself.
+If a task needs a range that another task on this machine is fetching, it waits for that other task.
+After the read timeout, the waiting task fetches the range itself.
 
-A `Bundle` stores several values in one entry, because creating a file costs more than the few bytes
-that a plan of one partition stores. Its format is:
+A `Bundle` stores several values in one entry, because a plan of one partition stores only a few
+bytes, and a file for each of them would cost more. Its format is:
 
     a JSON object that maps the name of each value to its number of bytes, followed by LF
     the bytes of all values, concatenated
@@ -53,7 +53,7 @@ class Bundle:
         self._changed = False
 
     def get(self, value_name: str) -> bytes | None:
-        """Returns the value `value_name`. Returns `None` if the cache entry does not contain it."""
+        """Returns the value with this name; `None` if the cache entry does not contain it."""
         return self._all().get(value_name)
 
     def put(self, value_name: str, data: bytes) -> None:
@@ -125,7 +125,6 @@ class Caches:
     """The caches of one tier on this machine's disk.
 
     Args:
-        settings: Limits and folder.
         scope: Text that all entry names begin with. It distinguishes stores that have equal URIs,
             such as two S3 servers with the same bucket name.
 
@@ -210,14 +209,7 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """Adjacent byte ranges of one object.
-
-    Attributes:
-        store: Store of the object.
-        source: The object.
-        spans: The ranges [start, stop).
-        restore: See `Caches.chunk_run`.
-    """
+    """Adjacent byte ranges [start, stop) of one object, for `Caches.chunk_run`."""
 
     store: ObjectStore
     source: ObjectRef
@@ -230,8 +222,8 @@ class _Ranges:
         return [f"{start}{low}-{high}" for low, high in self.spans]
 
     def stored(self, first: int, end: int) -> Data:
-        """Reads the ranges with the indexes [`first`, `end`) with one request. Returns their stored
-        bytes, concatenated.
+        """Reads the ranges with the indexes [`first`, `end`) with one request. Returns their bytes
+        as stored, concatenated.
         """
         start, stop = self.spans[first][0], self.spans[end - 1][1]
         return self.store.get_range(self.source.key, start, stop, version=self.source.version)
@@ -264,21 +256,16 @@ def default_folders() -> Iterator[Path]:
 def opened_cache(
     settings: CacheSettings, name: str, limits: CacheLimits | None
 ) -> DiskCache | None:
-    """Opens the cache `name` in the first usable folder. The index cache and the chunk cache are in
-    the same folder.
-
-    Args:
-        settings: Settings that contain the folder.
-        name: Name of the cache and of its folder.
-        limits: Limits of the cache. If it is `None`, returns `None` instead of a cache.
+    """Opens the cache `name` in the first usable folder. Returns `None` if `limits` is `None`. The
+    caches of this machine are subfolders of one folder.
     """
     (cache,) = _all_opened(settings, [(name, limits)])
     return cache
 
 
 def _opened(settings: CacheSettings) -> tuple[DiskCache | None, DiskCache | None]:
-    """Opens the caches in the first usable folder. Returns two values: the index cache and the
-    chunk cache. A cache that is off is `None`.
+    """Opens the index cache and the chunk cache in the first usable folder. Each of them is `None`
+    if it is off.
     """
     index, chunks = _all_opened(settings, [("index", settings.index), ("chunks", settings.chunks)])
     return index, chunks

@@ -12,9 +12,9 @@ is the time of the last access. There is no daemon: readers delete expired entri
 also sweep the folder. A sweep deletes entries until the limits are met.
 
 The cache is a segmented LRU: a sweep first deletes entries that were used only once. So one large
-scan does not evict frequently used entries. A sweep recognizes entries that were used again without
-opening their files, because the modification time of these files has a fraction of exactly half a
-second. On file systems with a coarser time resolution, the cache is a plain LRU.
+scan does not evict frequently used entries. If an entry is used again, the modification time of its
+file gets a fraction of exactly half a second. So a sweep recognizes it without opening the file. On
+file systems with a coarser time resolution, the cache is a plain LRU.
 
 Existing libraries do not fit: `diskcache` writes to an SQLite database on every read, pickles
 values, and has locks that stay locked after their holder was killed. `cachetools` and `theine` keep
@@ -25,9 +25,10 @@ replaces the folder by another folder or a link, the replacement is never used.
 
 Disk errors never fail a scan.
 
-Locks use `flock`. Such a lock belongs to an open file, so it excludes threads as well as processes,
-and it ends with the process. The holder of a lock deletes the lock file before it releases the
-lock. If another process then gets the lock of the deleted file, it retries with a new file.
+Locks use `flock`. A `flock` lock belongs to an open file: it excludes other threads and other
+processes, and is released when the process ends. The holder of a lock deletes the lock file before
+it releases the lock. If another process then acquires the lock of the deleted file, that process
+retries with a new file.
 """
 
 from __future__ import annotations
@@ -206,7 +207,6 @@ class DiskCache:
 
     Args:
         folder: Folder of the cache. It is created with mode 0700 if it does not exist.
-        limits: Maximum size and age.
 
     Raises:
         OSError: The folder cannot be created, or belongs to another user.
@@ -296,8 +296,6 @@ class DiskCache:
                     self._sweep()
         except OSError as error:
             self._complain(error)
-
-    # -- inside
 
     def _path(self, name: str, suffix: str = _ENTRY_SUFFIX) -> str:
         # Returns a `str`, not a `Path`, because plans of large topics call this tens of thousands
@@ -401,11 +399,11 @@ class _Kept(NamedTuple):
 
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
-    """Returns the entries in the order in which a sweep deletes them.
+    """Returns the entries in the order in which a sweep deletes them: first the unprotected, then
+    the protected entries, each sorted by last access, oldest first.
 
-    The protected entries come last: the most recently used of the entries that were used again, up
-    to a total size of `protected_bytes`. The protected entries and the other entries are each
-    sorted by last access, oldest first.
+    Entries that were used again are protected, the most recently used first, up to a total size of
+    `protected_bytes`.
     """
     entries.sort()
     protected: list[_Kept] = []
@@ -429,7 +427,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _opened_private_folder(folder: Path) -> int:
-    """Creates a folder like `make_private_folder`, and returns a descriptor of the folder."""
+    """Creates a folder like `make_private_folder`. Returns a descriptor of the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -450,8 +448,8 @@ def _opened_private_folder(folder: Path) -> int:
 
 
 def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
-    """Reads the entry `name` from its file. Returns its data, or `None` if the file is damaged or
-    contains an entry with another name.
+    """Reads the file of the entry `name`. Returns the data of the entry; `None` if the file is
+    damaged or belongs to an entry with another name.
     """
     header = file.read(_HEADER.size + len(name))
     if len(header) != _HEADER.size + len(name):

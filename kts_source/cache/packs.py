@@ -6,13 +6,12 @@ A `SideFilePack` contains the small side files that plans of one partition read,
     a JSON list of [object key, version, first byte, one past the last byte], followed by LF
     the bytes of these ranges, concatenated
 
-It contains at most `MAX_PACK_BYTES`. If more side files were read, the side files of the last plan
-have priority over those of earlier plans. Objects without a version are neither in the pack nor in
-the cache.
+A pack contains at most `MAX_PACK_BYTES`. If not all side files fit, those of the last plan replace
+those of earlier plans. Objects without a version are neither in the pack nor in the cache.
 
-A `SegmentPack` contains the facts of all described segments, so that a second plan of 100,000
-segments reads only hundreds of files. It has one line per segment, ended by LF, with three fields
-separated by tabs:
+A `SegmentPack` contains the facts of all segments whose manifests were read. So the next plan of
+100,000 segments reads some hundred packs instead of all manifests. A pack has one line per segment,
+ended by LF, with three fields separated by tabs:
 
     segment id
     base offset, then suffix, size and version of every listed object of the segment
@@ -24,8 +23,8 @@ an object without a version are not cached. Data keys stay encrypted, as in mani
 
 If several planners start at the same time with an empty cache, each of them reads the manifests and
 writes the pack. The last written pack remains. A lock would save few requests: for 32 partitions of
-100 segments, 3,200 requests that cost a tenth of a cent. It would save hardly any time, and a
-planner that hangs would block all others.
+100 segments, 3,200 requests that cost a tenth of a cent. A lock would save hardly any time, and a
+planner that hangs would block all other planners.
 """
 
 from __future__ import annotations
@@ -52,12 +51,11 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class SegmentPack:
-    """Facts about the segments of one partition that were read from manifests. They are stored in a
+    """The facts about the segments of one partition that were read from manifests, stored in a
     cache. Used by one thread at a time.
 
     Args:
         cache: Cache that stores the pack; `None` = nothing is stored.
-        name: Name of the pack in the cache.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None, name: str) -> None:
@@ -67,8 +65,8 @@ class SegmentPack:
         self._changed = False
 
     def find(self, entry: SegmentEntry) -> RemoteSegment | None:
-        """Returns the segment as an earlier plan described it; `None` if it is not in the pack or
-        its listed objects changed.
+        """Returns the cached description of a segment. Returns `None` if the pack does not contain
+        the segment, or its listed objects changed.
         """
         if self._cache is None:
             return None
@@ -88,7 +86,7 @@ class SegmentPack:
         """Adds a segment after its manifest was read. Ignores the segment if one of its objects has
         no version, or if the listed objects do not suffice to restore the segment.
         """
-        if self._cache is None or not _is_certain(entry):
+        if self._cache is None or not _can_be_cached(entry):
             return
         if any(index.content is not None for index in segment.objects.indexes.values()):
             return  # an index was rebuilt, also from other objects
@@ -101,8 +99,8 @@ class SegmentPack:
         self._changed = True
 
     def save(self, entries: Sequence[SegmentEntry]) -> None:
-        """Writes the pack if segments were added. Writes only segments in `entries`, the current
-        listing.
+        """Writes the pack if segments were added. Drops segments that are not in `entries`, the
+        current listing.
         """
         if self._cache is None or self._lines is None or not self._changed:
             return
@@ -120,16 +118,16 @@ class SegmentPack:
 
 
 def _identity(entry: SegmentEntry) -> str:
-    """Returns a text with the base offset and the listed objects of a segment. It ends with a
+    """Returns the base offset and the listed objects of a segment as one text, which ends with a
     tab.
     """
     texts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
     return f"{entry.base_offset}|{'|'.join(texts)}\t"
 
 
-def _is_certain(entry: SegmentEntry) -> bool:
-    """Returns True if a segment can be stored in the pack. All its objects must have versions, and
-    no text may contain a control character.
+def _can_be_cached(entry: SegmentEntry) -> bool:
+    """Returns whether a segment can be stored in a pack: all its objects must have versions, and no
+    text may contain a control character.
     """
     versions = [info.version for _, info in entry.objects]
     texts = [entry.segment_id, *(version for version in versions if version is not None)]
@@ -142,12 +140,11 @@ _ByteRange = tuple[int, int, "bytes | memoryview"]  # first byte, one past the l
 
 
 class SideFilePack:
-    """Byte ranges of objects that contain the side files of one partition. They are stored in a
-    cache. Used by one thread at a time.
+    """The side files of one partition as byte ranges of objects, stored in a cache. Used by one
+    thread at a time.
 
     Args:
         cache: Cache that stores the pack; `None` = nothing is stored.
-        name: Name of the pack in the cache.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:
@@ -159,8 +156,8 @@ class SideFilePack:
         self._changed = False
 
     def find(self, source: ObjectRef, start: int, stop: int) -> bytes | None:
-        """Returns bytes [`start`, `stop`) of an object. Returns `None` if the pack does not contain
-        them for this version of the object, or if they exceed the maximum size of the pack.
+        """Returns bytes [`start`, `stop`) of an object; `None` if the pack does not contain them
+        for this version of the object, or is full.
         """
         if source.version is None:
             return None
@@ -175,8 +172,8 @@ class SideFilePack:
         return bytes(byte_range[2][start - byte_range[0] : stop - byte_range[0]])
 
     def add(self, source: ObjectRef, start: int, data: bytes) -> None:
-        """Adds bytes of an object. `start` is the position of the first byte in the object. Does
-        nothing if the pack is full or the object has no version.
+        """Adds bytes of an object, which begin at position `start`. Does nothing if the pack is
+        full or the object has no version.
         """
         if source.version is None:
             return
@@ -187,8 +184,8 @@ class SideFilePack:
         return self._used_bytes + size <= MAX_PACK_BYTES
 
     def save(self) -> None:
-        """Writes the pack if ranges were added. It contains the ranges that this plan used. The
-        remaining space is filled with ranges of earlier plans.
+        """Writes the pack if ranges were added. Ranges that this plan used come first; ranges of
+        earlier plans fill the remaining space.
         """
         if self._cache is None or not self._changed:
             return
@@ -203,8 +200,6 @@ class SideFilePack:
                         left -= stop - start
         header = json.dumps(list(ranges_data), separators=(",", ":")).encode()
         self._cache.put(self._name, b"".join([header, b"\n", *ranges_data.values()]))
-
-    # -- inside
 
     def _take(self, object_version: _ObjectVersion, byte_range: _ByteRange) -> bool:
         if not self.has_room(byte_range[1] - byte_range[0]):

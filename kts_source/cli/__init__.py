@@ -11,8 +11,8 @@ _NEEDS = ("click", "rich")
 
 
 def main() -> int:
-    """Runs `kts` and returns its exit code. If the extra `cli` is not installed, prints how to
-    install it.
+    """Runs `kts` and returns its exit code. If the extra `cli` is not installed, prints the command
+    that installs it.
     """
     for name in _NEEDS:
         if find_spec(name) is None:

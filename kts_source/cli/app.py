@@ -32,14 +32,14 @@ separated by commas. Both may come from the environment (KTS_PATH) or from a pro
 
 _COMMANDS: Final[Mapping[str, str]] = {
     "topics": "inspect_commands:topics",
-    "describe": "describe_command:describe",
+    "describe": "inspect_commands:describe",
     "segments": "inspect_commands:segments",
     "plan": "inspect_commands:plan",
     "cat": "cat_command:cat",
     "schema": "inspect_commands:schema",
     "find": "find_command:find_command",
     "index": "find_command:index_command",
-    "groups": "describe_command:groups",
+    "groups": "inspect_commands:groups",
     "audit": "audit_command:audit_command",
     "verify": "audit_command:verify_command",
     "report": "audit_command:report_command",
@@ -72,8 +72,8 @@ class _Kts(click.Group):
         write_exit_codes(formatter)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # the exit code
-        """Runs a command. If the reader of its output has closed the pipe, as `head` does, the
-        command ends without an error.
+        """Runs a command. The command ends without an error if the reader of its output closes the
+        pipe, as `head` does.
         """
         try:
             code = super().invoke(ctx)

@@ -139,7 +139,7 @@ def _print(writer: RecordWriter, batch: pa.RecordBatch) -> None:
 
 
 def _new(options: ScanOptions, limit: int | None) -> Generator[pa.RecordBatch]:
-    """Yields existing records and then new ones, without end."""
+    """Yields existing records and then new records, without end."""
     from kts_source.streaming.offsets import INITIAL
     from kts_source.streaming.tier_stream import TierStream
 
@@ -166,13 +166,11 @@ _ORDER: Final = ("timestamp", "topic", "partition", "offset")
 
 
 def _last(options: ScanOptions, count: int) -> tuple[pa.Table, OffsetsBound]:
-    """Reads the last records by timestamp.
+    """Reads the last `count` records by timestamp. Returns the records, and the end of each
+    partition.
 
-    Many offsets may have no row, because of compaction, transactions or a condition. So the range
-    of offsets before the end of each partition grows until it has enough rows.
-
-    Returns:
-        The records, and the end of each partition.
+    Because of compaction, transactions or a condition, many offsets may have no row. So the range
+    of offsets that is read before the end of each partition grows until it has enough rows.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

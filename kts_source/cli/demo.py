@@ -1,8 +1,8 @@
-"""`kts demo`: shows on a small sample tier what the package does.
+"""`kts demo`: prints a plan, rows and sums of a sample tier, read with this package.
 
-The sample tier has the orders of a shop. `--all` reads the tier that a real broker wrote for the
-tests, with topics of all kinds. This tier is in the source repository but not in the wheel.
-`--path` selects another tier.
+By default, the command writes a sample tier with the orders of a shop. `--all` reads the tier of
+the test suite, which a broker wrote and which has transactional, compressed and encrypted topics.
+It is in the source repository but not in the wheel. `--path` reads any other tier.
 """
 
 from __future__ import annotations
@@ -10,33 +10,37 @@ from __future__ import annotations
 import logging
 import os
 import runpy
+import shutil
 import sys
 import tempfile
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli import shop
 from kts_source.cli.output import dated_rows, print_table
 from kts_source.engines.scan import scan
 from kts_source.errors import MissingExtraError, TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
+from kts_source.planning.describe import describe
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.texts import format_bytes, preview_bytes
 from kts_source.tier import open_tier
+from segment_format.testing.sample_shop import SampleShop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
+    from kts_source.engines.scan import Scan
     from kts_source.planning.scan_plan import ScanPlan
+
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 SAMPLE_TIER = GOLDEN / "tier"
@@ -79,22 +83,22 @@ def demo(given_path: str | None, path: str | None, key_prefix: str, *, every_top
 
 def _show_shop() -> None:
     """Writes the sample tier of a shop, and shows its orders."""
-    folder = shop.sample_folder()
-    options = shop.write_shop(folder)
+    folder = sample_folder()
+    options = write_shop(folder)
     orders = scan(options)
-    shop.show_tier(options)
-    shop.show_orders(orders)
-    shop.show_large_orders(orders)
+    show_tier(options)
+    show_orders(orders)
+    show_large_orders(orders)
     try:
         from kts_source.spark.datasource import session_builder
     except (MissingExtraError, UnsupportedSparkError) as error:
-        shop.show_months(shop.monthly_totals(orders), f"Python. {error}")
+        show_months(monthly_totals(orders), f"Python. {error}")
     else:
         with _spark(session_builder()) as spark:
             totals = _monthly_totals(spark, options)
-        shop.show_months(totals, f"Spark {spark.version}")
+        show_months(totals, f"Spark {spark.version}")
     command = Path(sys.executable).with_name("kts")
-    shop.show_next_steps(folder, str(command) if command.exists() else "kts")
+    show_next_steps(folder, str(command) if command.exists() else "kts")
 
 
 def _monthly_totals(spark: SparkSession, options: Mapping[str, str]) -> dict[str, float]:
@@ -119,7 +123,7 @@ def _sample_options() -> dict[str, str]:
 
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
-    """Plans and reads the whole tier in this process, prints a summary, and returns the topics."""
+    """Plans and reads the whole tier in this process, and prints a summary. Returns the topics."""
     from segment_format.kernels.native import load_kernel
 
     scan_options = parse_options(options)
@@ -178,7 +182,7 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
     with (
         tempfile.TemporaryDirectory(prefix="tiered-kafka-demo-") as folder,
-        _held_back_stderr(Path(folder, "stderr.txt")),
+        _stderr_only_on_error(Path(folder, "stderr.txt")),
     ):
         spark = (
             builder.master("local[2]")
@@ -200,9 +204,9 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _held_back_stderr(file: Path) -> Iterator[None]:
-    """Redirects stderr of this process and its children to a file while the block runs. After an
-    error, prints the file to stderr.
+def _stderr_only_on_error(file: Path) -> Iterator[None]:
+    """While the block runs, redirects stderr of this process and its children to a file. If the
+    block raises an error, prints the file to stderr.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -272,3 +276,98 @@ def _show_counts(spark: SparkSession, options: Mapping[str, str]) -> None:
 if __name__ == "__main__":  # `python -m kts_source.cli.demo` is `kts demo`
     sys.argv.insert(1, "demo")
     runpy.run_module("kts_source.cli", run_name="__main__")
+
+
+TOPIC: Final = "orders"
+CONDITION: Final = "value.amount > 150 AND value.country = 'CH'"
+_SCHEMA: Final = "order BIGINT, customer STRING, country STRING, amount DOUBLE"
+_FIELDS: Final = ("order", "customer", "country", "amount")
+_MONTHS: Final = 12
+_SHOWN: Final = 10
+_BAR: Final = 40
+
+
+def sample_folder() -> Path:
+    """Returns the folder of the sample tier, which is next to the user's other caches."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "tiered-kafka-sample"
+
+
+def write_shop(folder: Path) -> dict[str, str]:
+    """Writes the tier, and returns the options that read the orders. Every call writes identical
+    objects.
+    """
+    shutil.rmtree(folder / "tiered", ignore_errors=True)  # another version wrote other objects
+    shop = SampleShop(str(folder))
+    shop.tier_months(_MONTHS)
+    typed = {"value.format": "json", "value.schema": _SCHEMA}
+    return {**shop.options, "subscribe": TOPIC, **typed}
+
+
+def show_tier(options: Mapping[str, str]) -> None:
+    """Prints the segments of the tier."""
+    described = describe({name: options[name] for name in ("path", "keyPrefix", "subscribe")})
+    print(f"1. What the tier at {options['path']} contains\n")
+    names = ("topic", "partition", "log_start", "tier_end", "segments")
+    rows = described.to_arrow().to_pylist()
+    print_table(
+        (*(name.replace("_", " ") for name in names), "bytes"),
+        [(*(row[name] for name in names), format_bytes(row["stored_bytes"])) for row in rows],
+    )
+
+
+def show_orders(orders: Scan) -> None:
+    """Prints ten rows with typed values."""
+    print(f"\n2. Ten orders: the JSON values have the types {_SCHEMA}\n")
+    _print_orders(orders.limit(_SHOWN).to_table().to_pylist())
+
+
+def show_large_orders(orders: Scan) -> None:
+    """Prints three of the orders that satisfy `CONDITION`, and the number of all such orders."""
+    large = orders.where(CONDITION)
+    print(f"\n3. Large orders from Switzerland: where({CONDITION!r})\n")
+    _print_orders(large.limit(3).to_table().to_pylist())
+    print(f"\n{large.count():,} of {orders.count():,} orders match.")
+
+
+def _print_orders(rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("partition", "offset", "timestamp")
+    print_table(
+        (*columns, *_FIELDS),
+        [
+            (
+                *(row[name] for name in columns[:2]),
+                f"{row['timestamp']:%Y-%m-%d %H:%M}",
+                *(row["value"][name] for name in _FIELDS),
+            )
+            for row in rows
+        ],
+    )
+
+
+def monthly_totals(orders: Scan) -> dict[str, float]:
+    """Returns the sum of the amounts per month, computed in this process."""
+    totals: dict[str, float] = {}
+    for row in orders.select(["timestamp", "value"]).to_table().to_pylist():
+        month = f"{row['timestamp']:%Y-%m}"
+        totals[month] = totals.get(month, 0.0) + row["value"]["amount"]
+    return totals
+
+
+def show_months(totals: Mapping[str, float], engine: str) -> None:
+    """Draws a bar for each month."""
+    print(f"\n4. Revenue per month, computed by {engine}\n")
+    largest = max(totals.values())
+    for month, total in sorted(totals.items()):
+        print(f"   {month}  {'█' * round(_BAR * total / largest):<{_BAR}}  {total:>10,.2f}")
+
+
+def show_next_steps(folder: Path, command: str) -> None:
+    """Prints the folder of the sample tier and commands that read it."""
+    place = f"{folder} {TOPIC} --key-prefix tiered/"
+    print(
+        f"\nThe sample tier is in {folder}. Try next:\n\n"
+        f"  {command} cat {place} --limit 3\n"
+        f"  {command} find {place} --key c007\n"
+        f"  {command} report {folder} --key-prefix tiered/ --output report.html"
+    )

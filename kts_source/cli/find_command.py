@@ -1,5 +1,6 @@
-"""The commands `kts find` and `kts index`. `kts find` prints matching records and a certificate of
-what it searched. `kts index` writes filters of keys, so that later searches read fewer segments.
+"""The commands `kts find` and `kts index`. `kts find` prints matching records, and a certificate
+with the offsets that it searched. `kts index` writes filters of keys, so that searches skip
+segments without the wanted keys.
 
 Formats of files that contain keys:
 
@@ -59,8 +60,8 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 def read_keys(path: str, form: str) -> list[bytes | None]:
     """Reads keys from a file. `form` is its format, one of `FORMATS`.
 
-    An ambiguous line raises an error. If it were guessed, a search for the wrong key would find
-    nothing and certify that no records exist.
+    An ambiguous line raises an error: a search for a wrongly guessed key would certify that no
+    records exist.
 
     Raises:
         InvalidOptionError: The file is unreadable, contains no key, or does not have the format
@@ -120,11 +121,8 @@ def _check_line(line: bytes, name: str) -> None:
 
 
 def from_hex(text: str, name: str) -> bytes:
-    """Parses hex digits to bytes.
-
-    Raises:
-        InvalidOptionError: The text is not hex. The error text begins with `name`, the source of
-            the text.
+    """Parses hex digits to bytes. Raises `InvalidOptionError` for other texts; the error begins
+    with `name`.
     """
     try:
         return bytes.fromhex(text)
@@ -302,7 +300,7 @@ def _utf8(text: str, flag: str) -> bytes:
 
 
 def _print_certificate(proof: Certificate) -> None:
-    """Prints the certificate to standard error, because the records are on standard output."""
+    """Prints the certificate to stderr, because the records are on standard output."""
     lines = [f"NOT SEARCHED: {fault}" for fault in proof.faults]
     lines += [f"not part of the search: {text}" for text in proof.outside]
     for partition in proof.partitions:
@@ -365,9 +363,7 @@ def index_command(
 
 
 def read_secret(path: str | None) -> bytes | None:
-    """Returns the contents of a file; `None` if `path` is `None`.
-
-    Raises:
-        InvalidOptionError: The file cannot be read.
+    """Returns the contents of a file; `None` if `path` is `None`. Raises `InvalidOptionError` if
+    the file cannot be read.
     """
     return None if path is None else _read_file(path)

@@ -1,49 +1,47 @@
-"""The commands `kts topics`, `kts segments`, `kts plan` and `kts schema`, which print what a tier
-contains and what a read would do.
+"""The commands `kts topics`, `kts describe`, `kts segments`, `kts plan`, `kts schema` and
+`kts groups`, which print what a tier contains, what a read would do, and facts about topics and
+consumer groups.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kts_source.broker.cluster import TopicConfigs, borrowed_cluster, topic_configs
+from kts_source.broker.groups import GroupOffset, group_offsets
 from kts_source.cli.flags import Command, flag
-from kts_source.cli.output import camel_cased, print_json, print_table
+from kts_source.cli.output import camel_cased, echo_printable, print_json, print_table, time_text
 from kts_source.cli.scan_options import PLACES, RECORDS, json_flag, scan_options
 from kts_source.engines.scan import scan
-from kts_source.errors import (
-    InvalidOptionError,
-    KeyPrefixError,
-    StoreError,
-    TierNotFoundError,
-)
+from kts_source.errors import InvalidOptionError, KeyPrefixError, StoreError, TierNotFoundError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.describe import PartitionWatermark
 from kts_source.planning.planner import plan_scan
-from kts_source.planning.tier_hints import likely_prefixes
+from kts_source.planning.segment_catalog import likely_prefixes
 from kts_source.reporting.page import describe_unlocked
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, printable
 from kts_source.tier import open_tier
+from segment_format.metadata.group_offsets import committed_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
 
 
 def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns a row for each partition. It has the columns of `TierDescription.to_arrow` and the
+    """Returns a row for each partition, with the columns of `TierDescription.to_arrow` and the
     column `keys_needed`.
 
-    If a private key for a partition is missing, the row of the partition contains only facts from
-    manifests: offsets are null, and `keys_needed` lists the ids of the missing keys. If the options
-    have no key prefix, but exactly one key prefix is likely, uses this prefix and prints it to
-    standard error.
+    If a private key for a partition is missing, the row contains only facts from manifests: offsets
+    are null, and `keys_needed` lists the ids of the missing keys. Without option `keyPrefix`, the
+    key prefix is guessed; if exactly one prefix is likely, it is used and printed to stderr.
 
     Raises:
         TieredKafkaError: See `describe`. Missing keys raise no error.
@@ -72,8 +70,8 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """Returns the key prefix with which `error` probably does not occur. Returns "" if no prefix or
-    more than one prefix is likely.
+    """Returns the key prefix with which the read probably does not raise `error`. Returns "" if no
+    prefix or more than one is likely.
     """
     if isinstance(error, KeyPrefixError):
         return error.key_prefix
@@ -196,3 +194,155 @@ def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
             "a field name contains a control character: use --json, which escapes it"
         )
     click.echo(ddls[of])
+
+
+_CONFIGS: Final = (
+    "cleanup.policy",
+    "compression.type",
+    "local.retention.bytes",
+    "local.retention.ms",
+    "max.message.bytes",
+    "message.timestamp.type",
+    "min.insync.replicas",
+    "remote.storage.enable",
+    "retention.bytes",
+    "retention.ms",
+    "segment.bytes",
+    "segment.ms",
+)
+_OFFSETS_TOPIC: Final = "__consumer_offsets"
+_DISKS: Final = "kafka-logs"
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "kts describe s3://bucket orders --key-prefix tiered/",
+        "kts describe s3://bucket orders --key-prefix tiered/ -b broker:9092 --json",
+    ),
+)
+@json_flag
+@scan_options("path", "topic")
+def describe(options: Mapping[str, str], *, as_json: bool) -> None:
+    """Print partitions, watermarks, configuration and group lag.
+
+    Configuration and groups need --bootstrap-servers.
+    """
+    rows = topic_rows(options)
+    topics = sorted({row["topic"] for row in rows})
+    configs: dict[str, TopicConfigs] = {}
+    groups: list[GroupOffset] = []
+    brokers = parse_options(options).brokers
+    if brokers is not None:
+        with borrowed_cluster(brokers) as cluster:
+            configs = topic_configs(cluster, topics, _CONFIGS)
+            groups = group_offsets(cluster, topics)
+    if as_json:
+        print_json(
+            {
+                "partitions": [camel_cased(row) for row in rows],
+                "configs": {topic: configs[topic].values for topic in configs},
+                "groups": [_json_of_group(group) for group in groups],
+            }
+        )
+        return
+    _print_partitions(rows, with_brokers=brokers is not None)
+    for topic, config in configs.items():
+        click.echo(f"\n{printable(topic)}:")
+        if config.refusal:
+            click.echo(f"  configuration: {config.refusal}")
+        for name, value in sorted(config.values.items()):
+            echo_printable(f"  {name}={value}")
+    if brokers is not None:
+        click.echo("")
+        _print_groups(groups)
+
+
+def _print_partitions(rows: Sequence[Mapping[str, Any]], *, with_brokers: bool) -> None:
+    names = ["topic", "partition", "log_start", "tier_end", "last_stable_offset", "segments"]
+    header = ["topic", "partition", "log start", "tier end", "last stable", "segments"]
+    if with_brokers:
+        names += ["local_start", "high_watermark", "broker_offsets"]
+        header += ["local start", "high watermark", "only on brokers"]
+    table = [
+        (
+            *("?" if row[name] is None else row[name] for name in names),
+            format_bytes(row["stored_bytes"]),
+            f"{len(row['holes'])} holes" if row["holes"] else row["reason"],
+        )
+        for row in rows
+    ]
+    print_table((*header, "bytes", ""), table)
+
+
+def _json_of_group(group: GroupOffset) -> dict[str, Any]:
+    return camel_cased({**asdict(group), "lag": group.lag})
+
+
+def _print_groups(groups: Sequence[GroupOffset]) -> None:
+    header = ("group", "state", "topic", "partition", "offset", "end", "lag")
+    rows = [
+        (
+            *(group.group, group.state, group.topic, group.partition, group.offset),
+            "?" if group.end is None else group.end,
+            "?" if group.lag is None else group.lag,
+        )
+        for group in groups
+    ]
+    print_table(header, rows)
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "kts groups -b broker:9092",
+        "kts groups /var/lib/kafka/data --layout kafka-logs",
+    ),
+)
+@flag("--group", "names", multiple=True, metavar="NAME", help="Only this group. Repeatable.")
+@json_flag
+@scan_options("path", every_topic=True)
+def groups(options: Mapping[str, str], *, names: tuple[str, ...], as_json: bool) -> None:
+    """Print the offsets that consumer groups committed.
+
+    Reads them from brokers (--bootstrap-servers), or from the topic __consumer_offsets on the
+    disks of stopped brokers (--layout kafka-logs).
+    """
+    parsed = parse_options(options)
+    if parsed.brokers is not None:
+        with borrowed_cluster(parsed.brokers) as cluster:
+            found = group_offsets(cluster)
+        found = [each for each in found if not names or each.group in names]
+        if as_json:
+            print_json([_json_of_group(each) for each in found])
+        else:
+            _print_groups(found)
+        return
+    if parsed.layout != _DISKS:
+        raise InvalidOptionError(
+            "groups are stored on brokers, not in the tier: set --bootstrap-servers, or set PATH to"
+            f" disks of stopped brokers and --layout {_DISKS}"
+        )
+    rows = [row for row in _groups_on_disks(options) if not names or row["group"] in names]
+    if as_json:
+        print_json([camel_cased(row) for row in rows])
+        return
+    header = ("group", "topic", "partition", "offset", "committed")
+    print_table(
+        header,
+        [
+            (
+                *(row[name] for name in header[:-1]),
+                time_text(row["committed_ms"] * 1000),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _groups_on_disks(options: Mapping[str, str]) -> list[dict[str, Any]]:
+    plain = {name: text for name, text in options.items() if name != "subscribePattern"}
+    chosen = {**plain, "subscribe": _OFFSETS_TOPIC, "columns": "key,value"}
+    rows = (row for batch in scan(chosen).batches() for row in batch.to_pylist())
+    offsets = committed_offsets((row["key"], row["value"]) for row in rows)
+    return [{**asdict(partition), **asdict(offset)} for partition, offset in offsets.items()]

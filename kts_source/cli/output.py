@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: str, text: str) -> None:
-    """Replaces a file atomically: readers see either the old or the new text.
-
-    Raises:
-        InvalidOptionError: The file cannot be written.
+    """Replaces the contents of a file atomically. Raises `InvalidOptionError` if the file cannot be
+    written.
     """
     target = local_file(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -44,8 +42,8 @@ def write_atomically(path: str, text: str) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Removes an old output file before the command writes a new one. Does nothing if the file does
-    not exist.
+    """Removes an old output file, so that a failing command leaves no outdated output. Does nothing
+    if the file does not exist.
 
     Raises:
         InvalidOptionError: The file cannot be removed.
@@ -59,8 +57,8 @@ def remove_file(path: str) -> None:
 @contextmanager
 def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., None]]:
     """Shows a progress bar in bytes if stderr is a terminal and `is_shown` is True. Yields a
-    function that updates the bar. It takes the same arguments as `rich.progress.Progress.update`,
-    without the task.
+    function that updates the bar, with the arguments of `rich.progress.Progress.update` except the
+    task.
     """
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress

@@ -1,4 +1,5 @@
-r"""Prints records: as lines of JSON, as CSV, as a table, as raw values, or in a format of kcat.
+r"""Prints records as lines of JSON, as CSV, as a table, as raw values, or in a format of kcat (the
+command-line client of Kafka).
 
 A format of kcat is a text with these tokens:
 
@@ -258,9 +259,8 @@ def _cells(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 class _Csv:
-    """Writes CSV with a header. An empty field is null, and `""` is an empty text. Bytes that are
-    not UTF-8 become `base64:` and their base64. Texts that begin with `base64:` are encoded in
-    this way, too.
+    """Writes CSV with a header. Null becomes an empty field, and an empty text becomes `""`. Bytes
+    that are not UTF-8, and texts that begin with `base64:`, become `base64:` and their base64.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -1,5 +1,5 @@
-"""The commands `kts restore`: give a new cluster the topics of a lost cluster, with the same
-offsets. `docs/restore.md` describes the steps.
+"""The commands `kts restore …`, which restore the topics of a lost cluster in a new cluster, with
+unchanged offsets. `docs/restore.md` describes the steps.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import echo_printable, print_json, write_atomically
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.errors import InvalidOptionError
-from kts_source.restore.committing import commit_restore
-from kts_source.restore.planning import plan_restore
-from kts_source.restore.restore_plan import UNDECIDED_POLICIES
-from kts_source.restore.verification import status_restore, verify_restore
+from kts_source.restore.committing import commit_restore, status_restore, verify_restore
+from kts_source.restore.restore_plan import UNDECIDED_POLICIES, plan_restore
 from kts_source.restore.writing import write_restore
 from kts_source.store.open_store import local_file
 

@@ -1,9 +1,28 @@
-"""Adds the arguments PATH and TOPIC and the options of the data source to commands."""
+"""Adds the arguments PATH and TOPIC and the options of the data source to commands.
+
+Environment variables and profiles set options that no flag sets.
+
+`KTS_KEY_PREFIX` sets the option of the flag `--key-prefix`, and so on. A profile is a table of the
+file `tiered-kafka/config.toml` in `$XDG_CONFIG_HOME` (by default `~/.config`):
+
+    [default]
+    path = "s3://bucket"
+    key-prefix = "tiered/"
+    s3.region = "eu-central-1"
+
+Flags override the environment, and the environment overrides the profile.
+"""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,12 +38,160 @@ from kts_source.cli.flags import (
     variable_of,
     with_flags,
 )
-from kts_source.cli.profile import profile_names, with_defaults
 from kts_source.errors import InvalidOptionError
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+DEFAULT_PROFILE: Final = "default"
+_PROFILE_VARIABLE: Final = "KTS_PROFILE"
+_OPTION_OF_FLAG: Final[Mapping[str, str]] = {
+    **{flag: option.name for flag, option in SOURCE_FLAGS.items()},
+    flag_name(SERVERS): SERVERS,
+}
+_OPTION_OF_VARIABLE: Final[Mapping[str, str]] = {
+    "KTS_" + flag[2:].upper().replace("-", "_"): name for flag, name in _OPTION_OF_FLAG.items()
+}
+_EXCLUSIVE: Final = (
+    ("subscribe", "subscribePattern", "assign"),
+    ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+)
+_CREDENTIAL: Final = re.compile(
+    r"secret|password|token|credential|jaas|user\.info|access-key|storageOptions|keystore\.key"
+    r"|storage-options|user-info",
+    re.IGNORECASE,
+)
+
+
+def with_defaults(options: Mapping[str, str], profile: str | None) -> dict[str, str]:
+    """Returns `options`, with added options from the environment and from the profile.
+
+    An option is not added if `options` contain it, or contain an alternative to it. For example,
+    `subscribe` is not added to options with `assign`.
+
+    Args:
+        options: Options that the user set by flags.
+        profile: Name of the profile; `None` = the one in `KTS_PROFILE`, or `default` if it exists.
+
+    Raises:
+        InvalidOptionError: The profile does not exist or is invalid, or other users can read the
+            credentials in it.
+    """
+    merged = dict(options)
+    for layer in (_from_environment(), _from_profile(profile)):
+        added = {name: text for name, text in layer.items() if name not in merged}
+        for names in _EXCLUSIVE:
+            if any(name in merged for name in names):
+                added = {name: text for name, text in added.items() if name not in names}
+        merged |= added
+    return merged
+
+
+def profile_names() -> list[str]:
+    """Returns the names of all profiles; none if the file cannot be read."""
+    try:
+        return list(_read(_file()))
+    except InvalidOptionError:
+        return []
+
+
+def _from_environment() -> dict[str, str]:
+    return {
+        option: os.environ[variable]
+        for variable, option in _OPTION_OF_VARIABLE.items()
+        if os.environ.get(variable)
+    }
+
+
+def _file() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home).expanduser() / "tiered-kafka" / "config.toml"
+
+
+def _from_profile(name: str | None) -> dict[str, str]:
+    file = _file()
+    profiles = _read(file)
+    wanted = name or os.environ.get(_PROFILE_VARIABLE) or DEFAULT_PROFILE
+    if wanted not in profiles:
+        if wanted == DEFAULT_PROFILE and name is None:
+            return {}
+        known = ", ".join(profiles) or "none"
+        raise InvalidOptionError(
+            f"profile {wanted!r} does not exist in {file}; existing profiles: {known}"
+        )
+    options: dict[str, str] = {}
+    for key, value in _settings(profiles[wanted]):
+        options[_option_name(key, file, wanted)] = _value_text(key, value, file, wanted)
+    secret = next((key for key in options if _CREDENTIAL.search(key)), None)
+    if secret is not None and _is_shared(file):
+        raise InvalidOptionError(
+            f"{file} contains the credential {secret}, and other users can read the file:"
+            f" run chmod 600 {file}"
+        )
+    return options
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InvalidOptionError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # of TOML or of UTF-8, without values
+        position = re.search(r"\(at [^)]*\)$", str(error))
+        raise InvalidOptionError(
+            f"{file} is not valid TOML {position[0] if position else '(not UTF-8)'}"
+        ) from None
+    for key, value in document.items():
+        if not isinstance(value, dict):
+            raise InvalidOptionError(
+                f"{file}: {key!r} is outside of a profile: write [{DEFAULT_PROFILE}] above it"
+            )
+    return document
+
+
+def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields names and values of a table, including nested tables: TOML parses `s3.region = …` as a
+    table `s3`.
+    """
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _option_name(key: str, file: Path, profile: str) -> str:
+    if (option := _OPTION_OF_FLAG.get(f"--{key}")) is not None:
+        return option
+    if "." in key or key in _OPTION_OF_FLAG.values():
+        return key
+    near = difflib.get_close_matches(f"--{key}", _OPTION_OF_FLAG, n=1)
+    hint = f": did you mean {near[0][2:]}?" if near else ""
+    raise InvalidOptionError(f"{file}, profile {profile!r}: unknown setting {key!r}{hint}")
+
+
+def _value_text(key: str, value: object, file: Path, profile: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    if not isinstance(value, str | int):
+        raise InvalidOptionError(
+            f"{file}, profile {profile!r}: {key!r} must be a text, a whole number, true, false or a"
+            " list of texts"
+        )
+    return str(value)
+
+
+def _is_shared(file: Path) -> bool:
+    """Returns whether users other than the owner can read a file."""
+    return os.name == "posix" and bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
 
 PLACES: Final = ("keyPrefix", "layout")
 """Essential options of commands that read only metadata."""
@@ -52,11 +219,12 @@ def scan_options(
     flags, by the environment, or in the profile.
 
     Args:
-        arguments: The positional arguments in order: `path`, then `topic`, then `target`. The
-            command gets the last one as parameter `target`.
+        arguments: The positional arguments in order, from `path`, `topic` and `target`. Only
+            `target` is passed to the command as a parameter.
         essential: Names of options that `--help` shows.
         every_topic: If True, the command selects all topics by default.
-        by_option_only: Options without an own flag, because the command has a flag with this name.
+        by_option_only: Options that get no flag here, because the command defines a flag with this
+            name.
     """
     flags = [option for option in SOURCE_FLAGS.values() if option.name not in by_option_only]
 
@@ -149,13 +317,11 @@ def _pair(text: str) -> tuple[str, str]:
 def _add_arguments(
     options: dict[str, str], given: Sequence[str], profile: str | None, *, takes_topic: bool
 ) -> None:
-    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC.
+    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC. A
+    single argument is the topic if it cannot be a path or if the path is already known.
 
-    A single argument is the topic if it cannot be a path or if the path is already known.
-
-    Raises:
-        InvalidOptionError: An argument and its option are both set.
-        UsageError: There are too many arguments.
+    Raises `InvalidOptionError` if an argument and its option are both set, and `UsageError` for too
+    many arguments.
     """
     names = ("path", "subscribe") if takes_topic else ("path",)
     if len(given) > len(names):
@@ -177,7 +343,7 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
 
 
 class _Printable(logging.Formatter):
-    """Names flags in log messages, and escapes control characters."""
+    """Replaces names of options by flags in log messages, and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message of a record as printable text."""

@@ -42,9 +42,7 @@ above the limit.
 
 
 class SharedPlan:
-    """A plan that several scans share: a scan and all scans that were derived from it. The first
-    call of `plan` makes it.
-    """
+    """The plan that a scan shares with all scans derived from it, by `select` for example."""
 
     def __init__(self, options: ScanOptions, made: ScanPlan | None = None) -> None:
         self.made = made
@@ -82,8 +80,8 @@ class BaseScan(Displayed):
 
     @property
     def is_limited(self) -> bool:
-        """True if the scan has a limit. If so, an engine must apply its condition after the limit,
-        so the condition cannot be part of the scan.
+        """True if the scan has a limit. An engine must then apply its condition after the limit, so
+        the condition cannot become a part of the scan.
         """
         return self._max_rows is not None
 
@@ -96,7 +94,7 @@ class BaseScan(Displayed):
 
     @property
     def plan(self) -> ScanPlan:
-        """The plan of the scan. It is made when it is first needed.
+        """The plan of the scan. The first access makes the plan.
 
         Raises:
             TieredKafkaError: Planning failed.
@@ -115,10 +113,8 @@ class BaseScan(Displayed):
 
     @property
     def task_reader(self) -> TaskReader:
-        """A small object that reads any task of the scan. It can be pickled and used in other
-        processes. It contains credentials as `Secret`.
-
-        The reader applies the limit of the scan to each task separately.
+        """An object that reads any task of the scan, also in other processes. It can be pickled,
+        with credentials as `Secret`. It applies the limit of the scan to each task separately.
         """
         return TaskReader(replace(self._options, where=self._condition), self._max_rows)
 
@@ -134,7 +130,7 @@ class BaseScan(Displayed):
         """Returns a scan of the same rows that has only the columns in `columns`, in this order.
 
         Args:
-            *columns: Names of columns of the table, or lists of names.
+            *columns: Names of columns, or lists of names.
 
         Raises:
             InvalidOptionError: A name is unknown or repeated.
@@ -150,8 +146,8 @@ class BaseScan(Displayed):
         return self._like(self._options, where=conjunction(self._where, condition))
 
     def limit(self, rows: int) -> Self:
-        """Returns a scan of the first `rows` rows, in the order of topic, partition and offset. If
-        batches are read unordered, it returns any `rows` rows.
+        """Returns a scan of the first `rows` rows in the order of topic, partition and offset. With
+        `ordered=False`, `batches` may return any `rows` rows.
 
         Raises:
             ValueError: `rows` is negative.
@@ -167,7 +163,7 @@ class BaseScan(Displayed):
         """Yields the rows in batches. Close the generator to cancel pending requests.
 
         Args:
-            threads: Number of tasks that are read concurrently. Each one uses a core and up to
+            threads: Number of tasks that are read concurrently. Each task uses a core and up to
                 about `prefetchBytes` of memory.
             ordered: If True, rows are in the order of topic, partition and offset. If False,
                 batches are in the order in which they were read.
@@ -263,7 +259,6 @@ class TaskReader:
     """Reads any task of a scan, in any process. It can be pickled, with credentials as `Secret`.
 
     Attributes:
-        options: Options of the scan.
         max_rows: Maximum number of rows to read from each task; `None` = no limit.
     """
 
@@ -307,11 +302,9 @@ class TaskReader:
 
     @property
     def _limits(self) -> BatchLimits:
-        """Maximum size of a batch. A batch has at most `max_rows` rows. Therefore the first batch
-        is returned without waiting for the bytes of later rows.
-
-        If the scan has a condition, `max_rows` is not used here, because the number of rows to read
-        before the condition is applied is unknown.
+        """Maximum size of a batch. A batch has at most `max_rows` rows, so that the first batch
+        does not wait for the bytes of later rows. With a condition, `max_rows` is not used, because
+        it counts rows after the condition.
         """
         if not self.max_rows or self.options.where is not None:
             return FOR_ENGINES
@@ -334,9 +327,7 @@ class TaskRun:
     """Reads all tasks of a scan once. Close it after all threads that read its tasks have ended.
 
     Attributes:
-        options: Options of the scan.
         tasks: All tasks, in order.
-        limits: Limits of a batch.
         progress: See `BaseScan.batches`.
         whole: See `run_task`.
     """

@@ -1,15 +1,16 @@
-"""Translates conditions of engines to conditions of option `where` that have the same meaning.
+"""Translates conditions of engines to conditions of option `where`.
 
 The text of a `pyarrow.compute.Expression` is ambiguous, because it escapes neither names nor
 literals. Therefore this module parses the pickled form of expressions (see `_tree`).
 
-It translates these terms of the outermost AND:
+Of the terms that the outermost AND combines, it translates:
 
 * comparisons of offset, partition and timestamp with a literal
 * `topic = 'name'`
 * comparisons that `field_comparison` supports
 
-The caller evaluates the whole expression again, so a term that is not translated only costs time.
+The caller applies the whole expression to the returned rows, so an untranslated term does not
+change the result.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Call:
 _Node = _Reference | _Literal | _Call
 
 
-def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
+def implied_condition(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
     """Translates the supported terms of an expression to one condition. If the expression is true
     for a row, the condition is also true for this row.
 
@@ -97,9 +98,8 @@ def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | No
 
 
 def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, ...]:
-    """Returns the columns of the table that an expression uses, in the order of `columns`.
-
-    Returns all columns if the expression refers to columns by number, or cannot be parsed.
+    """Returns those of `columns` that an expression uses, or all columns if the expression refers
+    to columns by number or cannot be parsed.
     """
     tree = _tree(expression)
     if tree is None:
@@ -122,13 +122,13 @@ def _tree(expression: pc.Expression) -> _Node | None:
     """Returns the expression as a tree. Returns `None` if the expression cannot be parsed.
 
     A pickled expression contains an Arrow file with one record batch of one row. The columns of
-    this batch contain the literals and options. The metadata of its schema is a list of pairs (key,
-    value), which are the nodes in prefix order:
+    this batch contain the literals and options. The metadata of the file's schema is a list of
+    pairs (key, value), which are the nodes in prefix order:
 
-    * A call: `call` with the function's name, the nodes of the arguments, and `end` with the name
-      again. If the call has options, a pair `options` with the number of their column is before
-      `end`.
-    * A literal: `literal` with the number of its column.
+    * A call: `call` with the function's name, the nodes of the arguments, and `end` with the
+      function's name. If the call has options, a pair `options` with the number of the column with
+      the options is before `end`.
+    * A literal: `literal` with the number of the column that contains it.
     * A column: `field_ref` with its name.
     * A nested field: `nested_field_ref` with the number of names, and a `field_ref` for each name.
 
@@ -217,8 +217,8 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
 
 
 def _terms(tree: _Node) -> Iterator[_Node]:
-    """Yields the terms of an expression that are combined by its outermost ANDs. Yields the
-    expression itself if it is no AND.
+    """Yields the terms that the outermost ANDs of an expression combine. If the expression is no
+    AND, yields the expression.
     """
     pending = [tree]
     while pending:

@@ -1,6 +1,6 @@
 """A scan as a `pyarrow.dataset.Dataset`, for DuckDB and other engines that can query datasets.
 
-pyarrow's own scanner for batches from Python reads ahead in threads of Arrow. If these threads call
+pyarrow's scanner for batches from Python reads ahead in threads of Arrow. If these threads call
 Python while the interpreter exits, the process hangs or aborts. Therefore `TierScanner` reads a
 batch only when its consumer requests one.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from kts_source.engines.conditions import certain_part, columns_in
+from kts_source.engines.conditions import columns_in, implied_condition
 from kts_source.read.handover import in_threads
 
 if TYPE_CHECKING:
@@ -73,15 +73,14 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         tier = kts_source.scan(source).to_dataset()
         duckdb.sql("select count(*) from tier where partition = 1")
 
-    If DuckDB passes a filter to a dataset, it does not evaluate the filter itself. So `TierDataset`
-    evaluates it for each row.
+    DuckDB does not evaluate the filters that it passes to a dataset. So `TierDataset` evaluates
+    them for each row.
 
     The methods of `pyarrow.dataset.Dataset` work. Some functions of pyarrow read a dataset without
     calling its methods, for example `Scanner.from_dataset` and `write_dataset`. They raise an
     error.
 
     Args:
-        scan: Scan to read.
         condition: Condition of the rows. Rows for which it is not true are skipped.
     """
 
@@ -140,17 +139,14 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return TierDataset(self._scan, condition)
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[ds.Fragment]:
-        """Yields one fragment per task of the plan. Each fragment contains the rows of the task in
-        memory.
-
-        Args:
-            filter: Condition of the rows. Rows for which it is not true may be skipped.
+        """Yields one fragment per task of the plan, with the rows of the task in memory. `filter`
+        is only used to skip rows: some rows for which it is not true may be returned.
         """
         scan = self._scan
         if scan.is_limited:
             yield from ds.InMemoryDataset(scan.to_table()).get_fragments()
             return
-        certain = None if filter is None else certain_part(filter, scan.schema)
+        certain = None if filter is None else implied_condition(filter, scan.schema)
         scan = scan if certain is None else scan.where_predicate(certain)
         for task in scan.tasks:
             with closing(scan.read_task(task)) as batches:
@@ -201,7 +197,6 @@ class TierScanner:
     """Reads the rows of one query on a `TierDataset`. Has the methods of a pyarrow `Scanner`.
 
     Args:
-        scan: Scan to read.
         columns: The columns of the result: a list of names, or a map from the name of a result
             column to its expression. `None` = all columns.
         condition: Condition of the rows. Rows for which it is not true are skipped; `None` = all
@@ -234,8 +229,8 @@ class TierScanner:
             yield from batches
 
     def scan_batches(self) -> Iterator[ds.TaggedRecordBatch]:
-        """Yields the rows in batches. Each batch is returned with a fragment that contains the
-        batch in memory, as in pyarrow.
+        """Yields each batch together with a fragment that contains the batch in memory, as
+        pyarrow's method does.
         """
         for batch in self.to_batches():
             (fragment,) = ds.InMemoryDataset(batch).get_fragments()
@@ -298,8 +293,8 @@ class TierScanner:
         return chain(table.to_batches())
 
     def _padded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Adds the columns of the dataset that were not read, filled with nulls. They are needed
-        because expressions may refer to columns by number.
+        """Adds the columns of the dataset that were not read, filled with nulls, because
+        expressions may refer to columns by number.
         """
         if batch.schema.equals(self.dataset_schema):
             return batch
@@ -316,8 +311,8 @@ class TierScanner:
 
 
 def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | None) -> BaseScan:
-    """Returns a scan of only the columns that a query uses. The scan also skips rows for which
-    `condition` cannot be true, if `certain_part` can translate a part of it.
+    """Returns a scan of the columns that a query uses. If `implied_condition` can translate a part
+    of `condition`, the scan skips rows for which this part is not true.
     """
     needed = set(scan.columns)
     if isinstance(columns, dict):
@@ -326,16 +321,14 @@ def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | 
         needed = set(columns)
     if condition is not None:
         needed |= set(columns_in(condition, scan.columns))
-        certain = None if scan.is_limited else certain_part(condition, scan.schema)
+        certain = None if scan.is_limited else implied_condition(condition, scan.schema)
         scan = scan if certain is None else scan.where_predicate(certain)
     wanted = [name for name in scan.columns if name in needed]
     return scan.select(wanted or scan.columns[:1])
 
 
 def _filtered(table: pa.Table, condition: pc.Expression | None) -> pa.Table:
-    """Returns the rows of a table for which `condition` is true. Evaluates it in the calling
-    thread.
-    """
+    """Returns the rows of a table for which `condition` is true. Does not start threads."""
     if condition is None:
         return table
     from pyarrow import acero

@@ -47,12 +47,12 @@ def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
     ) -> Iterator[pl.DataFrame]:
         narrowed = scan
         if predicate is not None:
-            predicate = applicable_part(predicate)
+            predicate = applicable_terms(predicate)
         if n_rows is not None:
             # Polars limits the rows before it applies the predicate.
             narrowed = narrowed.limit(n_rows)
         elif predicate is not None and not scan.is_limited:
-            certain = certain_part(predicate, scan.schema)
+            certain = implied_condition(predicate, scan.schema)
             narrowed = narrowed if certain is None else narrowed.where_predicate(certain)
         if with_columns is not None:
             # Polars 1.30 takes columns by position in the order of the schema. Later versions take
@@ -82,17 +82,14 @@ def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
     return in_threads([scan.batches], 1, ordered=True)
 
 
-def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
-    """Drops terms of the outermost AND that Polars added as an optimization. `DataFrame.filter`
-    cannot evaluate these terms.
+def applicable_terms(predicate: pl.Expr) -> pl.Expr | None:
+    """Returns the terms of the outermost AND that `DataFrame.filter` can evaluate, combined by AND;
+    `None` if there are none.
 
-    Polars 1.3x and 1.4x derive such terms from the rows that a top-k operator has already received.
-    They are passed to a source as expressions that contain only a display text, and
-    `DataFrame.filter` panics on them. They can be dropped, because Polars applies them to the
-    result again.
-
-    Returns:
-        The other terms, combined by AND; `None` if all terms were dropped.
+    As an optimization, Polars 1.3x and 1.4x add terms that they derive from the rows that a top-k
+    operator has already received. A source gets these terms as expressions that contain only a
+    display text, and `DataFrame.filter` panics on them. They can be dropped, because Polars applies
+    them to the result again.
     """
     terms = list(_terms(predicate))
     kept = [term for term in terms if not _is_dynamic(term)]
@@ -128,24 +125,24 @@ def _is_dynamic(term: pl.Expr) -> bool:
     return False
 
 
-def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
+def implied_condition(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
     """Translates the supported terms of a predicate to one condition. If the predicate is true for
     a row, the condition is also true for this row. Returns `None` if no term is supported.
 
-    It parses the JSON form of Polars expressions. The format of this JSON may change. Unknown terms
-    are ignored, because the whole predicate is applied to the rows again.
+    Parses the JSON form of Polars expressions, whose format may change. Unknown terms are ignored,
+    because the whole predicate is applied to the returned rows.
     """
     try:
         tree = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # noqa: BLE001  # such as a function of the user's, which has no JSON
         return None
-    return _certain(tree, schema)
+    return _implied(tree, schema)
 
 
-def _certain(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401  # JSON
+def _implied(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401  # JSON
     match node:
         case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
-            return conjunction(_certain(left, schema), _certain(right, schema))
+            return conjunction(_implied(left, schema), _implied(right, schema))
         case {"BinaryExpr": {"left": left, "op": str(op), "right": right}}:
             operator = _OPS.get(op)
             if operator is None:

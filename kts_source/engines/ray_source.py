@@ -11,7 +11,7 @@ import ray
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from kts_source.engines.conditions import certain_part, columns_in
+from kts_source.engines.conditions import columns_in, implied_condition
 from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def ray_dataset(scan: BaseScan, **arguments: Any) -> ray.data.Dataset:  # noqa: 
 
 
 class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
-    """Data source for Ray. Ray passes the columns and the condition of a query to it, and does not
-    apply the condition itself.
+    """Data source for Ray. Ray passes the columns and the condition of a query to this class, which
+    must apply the condition.
     """
 
     def __init__(self, scan: BaseScan) -> None:
@@ -88,7 +88,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         needed = dict.fromkeys(wanted)
         if condition is not None:
             needed |= dict.fromkeys(columns_in(condition, scan.columns))
-            certain = certain_part(condition, scan.schema)
+            certain = implied_condition(condition, scan.schema)
             scan = scan if certain is None else scan.where_predicate(certain)
         selected = scan.select(list(needed))
         schema = pa.schema([selected.schema.field(name) for name in wanted])

@@ -37,9 +37,9 @@ _TASK_BYTES: Final = 64 << 20
 def scan(source: PathOrOptions, **more: OptionValue) -> Scan:
     """Returns a scan of topics. Any engine that reads Arrow can use it.
 
-    The store is not accessed until the plan or a row is needed. There is one exception: if values
-    are JSON without a schema, a sample is read immediately. The methods of a scan return new scans.
-    All of them share one plan, so they read the same offsets.
+    The store is not accessed until the plan or a row is needed, with one exception: if values are
+    JSON without a schema, a sample is read immediately. Methods such as `select` return new scans,
+    which share the plan of this scan, so all of them read the same offsets.
 
     Args:
         source: Options as for `spark.read.format("tiered-kafka")`, or the path of the tier.
@@ -60,10 +60,10 @@ class Scan(BaseScan):
     """A table of Kafka records that is read lazily; see `scan`.
 
     `select`, `where` and `limit` return a new scan. Iterating over a scan yields its batches. A
-    scan can be pickled together with its plan. The pickle contains credentials as `Secret`.
+    scan can be pickled; the pickle contains credentials as `Secret`, and the plan if it was already
+    made.
 
     Args:
-        options: Options of the scan.
         where: Condition of the rows, in addition to option `where`.
         max_rows: Limit of the scan: it returns only the first `max_rows` rows. `None` = all rows.
         shared_plan: The plan of the scan that created this scan; `None` = make a new plan.
@@ -72,9 +72,8 @@ class Scan(BaseScan):
     def where(self, condition: str) -> Self:
         """Returns a scan of the rows for which `condition` is true.
 
-        The plan is not made again. Tasks that cannot contain such rows are skipped. If the
-        condition is set with option `where` instead, more data are skipped, because planning then
-        also uses the time indexes.
+        The existing plan is used: tasks that cannot contain matching rows are skipped. Option
+        `where` skips more data than this method, because planning then also uses the time indexes.
 
         Args:
             condition: A condition in the syntax of option `where`.
@@ -179,8 +178,8 @@ class Scan(BaseScan):
         return lazy_frame(self, thread_count(threads))
 
     def to_dataset(self) -> TierDataset:
-        """Returns the scan as a `pyarrow.dataset.Dataset`. If DuckDB queries it, DuckDB passes the
-        columns and the condition of the query to the scan.
+        """Returns the scan as a `pyarrow.dataset.Dataset`. DuckDB passes the columns and the
+        condition of a query on the dataset to the scan.
         """
         from kts_source.engines.duckdb_dataset import TierDataset
 
@@ -221,7 +220,7 @@ class Scan(BaseScan):
     def find(self, **conditions: Unpack[Conditions]) -> Search:
         """Searches for records, and certifies that no other records match; see `kts_source.find`.
 
-        The search does not use the plan of the scan. It makes its own plan.
+        The search makes its own plan, and does not use the plan of the scan.
 
         Raises:
             InvalidOptionError: Conditions contradict each other, or the scan has a limit.
@@ -259,7 +258,7 @@ class Scan(BaseScan):
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the scan. If its plan was made, the pickle contains the plan, too."""
+        """Pickles the scan. The pickle contains the plan if it was already made."""
         return _restored, (self._options, self._where, self._max_rows, self._shared_plan.made)
 
 

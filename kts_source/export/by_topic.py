@@ -23,9 +23,9 @@ from kts_source.errors import (
 from kts_source.export.report import add_reports, empty_report
 from kts_source.export.settings import ICEBERG, TOPIC_FIELD, ExportArguments, export_settings
 from kts_source.options import parse_options
+from kts_source.options.parsing import option_texts
 from kts_source.options.selection import parse_assign, parse_subscribe
 from kts_source.options.value_formats import FORMAT_COLUMNS, usable_options
-from kts_source.options.values import option_texts
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:

@@ -1,14 +1,13 @@
 """Compacts a table: keeps only the latest record of every key, as Kafka's log cleaner does.
 
-There are two rounds of tasks. In the first round, tasks read segments and distribute the records to
-buckets by key. When the records in memory reach a limit, a task writes only the latest record per
-key to temporary files, one file per bucket. In the second round, each task reads the files of one
-bucket and writes the latest record of each key into the table. If a bucket does not fit into
-memory, the task reads it several times, each time for a part of its keys.
+There are two rounds of tasks. In the first round, tasks read segments and distribute the records by
+key to buckets. When the records in memory reach a limit, a task writes the latest record per key to
+temporary files, one file per bucket. In the second round, each task reads the files of one bucket
+and writes the latest record of each key into the table. If a bucket does not fit into memory, the
+task reads the files several times, each time for a part of the keys.
 
-Later runs do not read old records from the tier again. Instead, the first round also reads the
-files of the table. The commit replaces these files by the new files and records the new end
-offsets.
+Later runs read only new records from the tier. For old records, the first round reads the files of
+the table. The commit replaces these files by the new files and records the new end offsets.
 
 Source: `org.apache.kafka.storage.internals.log.Cleaner`. It keeps the record with the largest
 offset of each key, drops tombstones that are older than `delete.retention.ms`, and does not allow
@@ -179,8 +178,8 @@ def spill_folder(job: ExportJob) -> str:
 
 
 def bucket_count(nominal_bytes: int) -> int:
-    """Returns the number of buckets for `nominal_bytes`: the original bytes of the segments that
-    are read, plus the estimated original bytes of the table's files that are read.
+    """Returns the number of buckets. `nominal_bytes` are the original bytes of the segments to
+    read, plus the estimated original bytes of the table's files to read.
     """
     return max(1, min(MAX_BUCKETS, -(-nominal_bytes // BUCKET_BYTES)))
 
@@ -190,7 +189,6 @@ class SpreadTask:
     """Task of the first round that reads records from the tier and distributes them to buckets.
 
     Attributes:
-        number: Number of the task within the run.
         scan: The slices to read.
         topic_ids: Topic id by topic and partition.
         buckets: Total number of buckets.
@@ -217,8 +215,6 @@ class BaseTask:
     buckets.
 
     Attributes:
-        number: Number of the task within the run.
-        files: The files to read.
         buckets: Total number of buckets.
     """
 
@@ -257,11 +253,8 @@ def base_tasks(files: Sequence[DataFile], first: int, buckets: int) -> list[Base
 def _with_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[tuple[str, int], str]
 ) -> pa.RecordBatch:
-    """Adds a column with the topic id to a batch of one partition. Checks that all records have a
-    key.
-
-    Raises:
-        ExportError: A record has no key.
+    """Adds a column with the topic id to a batch of one partition. Raises `ExportError` if a record
+    has no key.
     """
     if batch.num_rows == 0:
         return batch
@@ -283,11 +276,9 @@ def _with_topic_id(
 def _rows_of(
     target: WriteTarget, files: Sequence[DataFile], schema: pa.Schema
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yields all rows of data files, with the columns of `schema`. Partition columns that a file
-    lacks are filled with the partition values of the file.
-
-    Raises:
-        ExportError: A file lacks a column that is not a partition column.
+    """Yields all rows of data files, with the columns of `schema`. If a file lacks a partition
+    column, the column is filled with the file's partition value. Any other missing column raises
+    `ExportError`.
     """
     with closing(open_target(target.path, target.storage)) as store:
         for entry in files:
@@ -356,9 +347,8 @@ class BucketTask:
     def _latest_of_share(
         self, target: TargetStore, modulus: int, remainder: int
     ) -> pa.Table | None:
-        """Returns the latest records of the keys in one share of the bucket. A key belongs to the
-        share if a hash of the key, modulo `modulus`, is `remainder`. Returns `None` if the records
-        do not fit into memory.
+        """Returns the latest records of those keys of the bucket whose hash modulo `modulus` is
+        `remainder`. Returns `None` if the records do not fit into memory.
         """
         merged: pa.Table | None = None
         for spill in self.spills:
@@ -417,10 +407,8 @@ def newest_timestamps(
     reports: Sequence[TaskReport], recorded: Callable[[PartitionKey], int | None]
 ) -> dict[PartitionKey, int]:
     """Returns the timestamp of the newest record of every partition that was read, in ms since
-    1970.
-
-    This is the maximum of two timestamps: the newest timestamp that this run read, and the
-    timestamp that `recorded` returns from earlier runs.
+    1970: the maximum of the newest timestamp of this run (`reports`) and of earlier runs
+    (`recorded`).
     """
     newest: dict[PartitionKey, int] = {}
     for report in reports:
@@ -452,11 +440,10 @@ def _split_by_owner(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def can_merge(options: ScanOptions, settings: ExportSettings) -> bool:
-    """Returns True if a later compaction can read old records from the files of the table, because
-    the table has all columns that a compaction needs.
+    """Returns True if the table has all columns that a later compaction needs to read old records
+    from the table's files.
 
-    If it returns False, each compaction reads all records from the tier again and replaces the
-    whole table.
+    If False, each compaction reads all records from the tier again and replaces the whole table.
     """
     if settings.compaction is None or settings.table_format == PARQUET:
         return False
@@ -511,16 +498,15 @@ def check_lost(
     committed: CommittedRanges,
     lost: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> None:
-    """Checks that the table has no rows at offsets that cannot be read from the tier. A rebuild
-    would lose such rows.
+    """Checks that the table has no rows at offsets that cannot be read from the tier, because a
+    rebuild would lose these rows.
 
     `lost` contains the unreadable offsets [start, stop) of each partition. The check does not
-    depend on `failOnDataLoss`. If the table has no column with the offset, any row of the partition
-    counts as a row with an unreadable offset. If it has no column with the partition, any row of
-    the topic does.
+    depend on `failOnDataLoss`. Without an offset column, the check fails if the table has any row
+    of the partition. Without a partition column, it fails if the table has any row of the topic.
 
     Raises:
-        RangeGapError: The table has such rows.
+        RangeGapError: The table has rows at unreadable offsets.
         ExportError: A file lacks a column of the table.
     """
     gaps = [

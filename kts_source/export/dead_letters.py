@@ -158,8 +158,8 @@ def list_dead_letters(
 
 def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
     """Moves the files of rejected rows in list number `letters` to their final names, and then
-    deletes the list. Does nothing if `letters` is `None`, or if the list no longer exists because
-    it was published or dropped before.
+    deletes the list. Does nothing if `letters` is `None`, or if the list was already published or
+    dropped.
 
     Raises:
         ExportError: A file in the list is missing, or this version of the package cannot read the
@@ -192,8 +192,8 @@ def _settle(
 
 
 def _listed_files(target: TargetStore, letters: int) -> list[DeadLetterFile]:
-    """Returns the files in list number `letters`. Returns no files if the list does not exist:
-    a list is deleted when its files have been published or dropped.
+    """Returns the files in list number `letters`. Returns no files if the list does not exist,
+    because it was already published or dropped.
     """
     key = _list_key(letters)
     try:
@@ -215,8 +215,8 @@ def _list_key(letters: int) -> str:
 
 
 def _owner(settings: ExportSettings) -> list[str]:
-    """Returns values that identify the table of this export. A list of rejected rows contains them,
-    because several exports may use the same folder for rejected rows.
+    """Returns values that identify the table of this export. They are stored in each list of
+    rejected rows, because several exports may use one folder for rejected rows.
     """
     warehouse = settings.catalog.reveal().get("warehouse", "")
     return [settings.table_format, warehouse, settings.target, settings.export_id]
@@ -224,14 +224,15 @@ def _owner(settings: ExportSettings) -> list[str]:
 
 def is_unpublished(key: str) -> bool:
     """Returns True if `key` is the key of an unpublished file of rejected rows, or of a list of
-    such files.
+    unpublished files.
     """
     return key.endswith((_SUFFIX, _LIST_SUFFIX))
 
 
 def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
-    """Lists unpublished files of rejected rows and the lists of such files. Omits the lists of
-    other tables and the files in them, because they may have been committed.
+    """Returns the unpublished files of rejected rows, and the lists of unpublished files. Omits the
+    lists of other tables and the files in these lists, because the other tables may have committed
+    them.
     """
     if settings.dead_letters is None:
         return []
@@ -248,8 +249,8 @@ def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
 
 
 def remove_dead_letters(settings: ExportSettings, files: Sequence[ObjectInfo]) -> None:
-    """Deletes `files` from the folder of rejected rows. They are unpublished files of rejected
-    rows, or lists of such files.
+    """Deletes `files`, the result of `unpublished_dead_letters`, from the folder of rejected
+    rows.
     """
     if settings.dead_letters is not None and files:
         with closing(open_target(settings.dead_letters, settings.storage)) as target:

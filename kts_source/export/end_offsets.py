@@ -43,9 +43,9 @@ def end_offsets(
         source: Options of the export. The ids of the topics are read from the tier or the cluster.
         target: See `backfill`.
         partitions: Number of partitions by topic. Spark's Kafka source needs an offset for every
-            partition, so partitions that the table lacks get −2 (earliest). If neither this
-            argument nor `kafka.bootstrap.servers` in `source` is set, the result lacks partitions
-            above the highest partition in the tier.
+            partition, so partitions that the table lacks get −2 (earliest). By default, the brokers
+            in `source` supply the number. Without brokers, the result ends with the highest
+            partition in the tier.
         arguments: Arguments of `backfill` that identify the table and the export: `table_format`,
             `export_id`, `target_options`, `catalog`.
 

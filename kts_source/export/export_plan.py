@@ -2,9 +2,9 @@
 into several commits.
 
 A table has offsets [start, stop) of a partition, and an export can only add offsets from `stop` on.
-So the plan begins at `stop`. Every gap after `stop` is an error. If data loss is allowed, the gap
-is skipped and reported instead. Offsets that the table has are not read again, so the tier may have
-deleted them.
+So the plan begins at `stop`. A gap after `stop` is an error, unless data loss is allowed: then the
+gap is skipped and reported. Offsets that the table has are not read again, so the plan does not
+fail if the tier has deleted them.
 
 A wave is the group of tasks that one commit makes visible. A wave ends at the end of a segment,
 because only there the end offsets of all partitions are known.
@@ -35,7 +35,7 @@ from kts_source.export.report import Skipped
 from kts_source.export.task_writer import ExportTask
 from kts_source.options.selection import EARLIEST_OFFSET, OffsetsBound
 from kts_source.planning.bounds import Place, requested_bounds
-from kts_source.planning.early_stops import EarlyStop, check_early_stops
+from kts_source.planning.isolation import EarlyStop, check_early_stops
 from kts_source.planning.partition_plan import segment_name
 from kts_source.planning.planner import plan_scan
 from kts_source.read.task import SegmentSlice
@@ -84,14 +84,9 @@ class ExportPlan:
 def plan_export(
     options: ScanOptions, state: TableState, *, resume: bool, commit_bytes: int
 ) -> ExportPlan:
-    """Plans an export that continues after the committed offsets of a table.
-
-    Args:
-        options: Options of the source.
-        state: State of the table.
-        resume: If True, the export continues after the committed offsets. If False, a request that
-            includes committed offsets is an error.
-        commit_bytes: Minimum original bytes that are read for one commit.
+    """Plans an export that continues after the committed offsets of a table. If `resume` is False,
+    a request that includes committed offsets is an error. Tasks read at least `commit_bytes`
+    original bytes for one commit.
 
     Raises:
         RangeGapError: Offsets between the committed offsets and the requested offsets would be
@@ -149,7 +144,6 @@ class Continuation:
     that the table lacks.
 
     Attributes:
-        options: Options of the source.
         committed: The offset ranges that the table has.
         resume: See `plan_export`.
         skipped: Requested offsets that are skipped because data loss is allowed. Planning threads
@@ -162,7 +156,7 @@ class Continuation:
     skipped: list[Skipped] = field(default_factory=list)
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
-        """See `Progress.bounds_of`."""
+        """See `planning.bounds.Progress.bounds_of`."""
         held = held_range(self.committed, topic, topic_id, partition)
         if held is None:
             return None
@@ -170,7 +164,7 @@ class Continuation:
 
         def bounds(tier: PartitionLog, lookup: TimestampLookup) -> tuple[int, int]:
             def lookup_after_table(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
-                held_offset = _held_offset_dated(tier, timestamp_ms, held)
+                held_offset = _held_offset_at_time(tier, timestamp_ms, held)
                 view, offset = lookup(timestamp_ms) if held_offset is None else (tier, held_offset)
                 return _with_held(view, held), offset
 
@@ -186,7 +180,7 @@ class Continuation:
         return bounds
 
     def first_missing(self, partition: PartitionPlan) -> int:
-        """See `Progress.first_missing`."""
+        """See `planning.bounds.Progress.first_missing`."""
         held = _held(self.committed, partition)
         if held is None:
             return partition.start
@@ -197,8 +191,8 @@ class Continuation:
     def _first_offset(
         self, location: Place, held: OffsetRange, start: int, stop: int, log_start: int
     ) -> int:
-        """Returns the first offset in [`start`, `stop`) that must be written. Returns `stop` if the
-        table has all of them. `held` is the range of offsets that the table has.
+        """Returns the first offset in [`start`, `stop`) that must be written; `stop` if the table
+        has all of them. `held` is the range of offsets that the table has.
         """
         if start >= stop:
             return stop
@@ -260,8 +254,8 @@ def _gap_error(location: Place, start: int, stop: int, reason: str, holds: str) 
 
 
 def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
-    """Returns a log that also has all offsets in `held`, even if the tier has deleted them. `held`
-    is the range of offsets that the table has.
+    """Returns a log that also has all offsets in `held` (the range of offsets that the table has),
+    even if the tier has deleted them.
     """
     return replace(
         tier,
@@ -272,11 +266,10 @@ def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
     )
 
 
-def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
-    """Finds the first record that has the timestamp `timestamp_ms` or a later one. If this record
-    is certainly in the table, returns the first offset of its segment. Otherwise returns `None`.
-
-    Reads only manifests, no index. Returns `None` if manifests do not suffice.
+def _held_offset_at_time(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
+    """Finds the first record whose timestamp is `timestamp_ms` or later. If manifests prove that
+    this record is in the table, returns the first offset of its segment. Otherwise returns `None`.
+    Reads no index.
     """
     for span in tier.ranges:
         segment = span.segment
@@ -293,8 +286,8 @@ def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange)
 
 
 def check_rollback(options: ScanOptions, state: TableState) -> None:
-    """Checks that the table was not restored to an earlier state. Such a table records offsets
-    whose rows it no longer has.
+    """Checks that the table was not restored to an earlier state. A restored table lacks rows at
+    offsets that its commits recorded.
 
     Raises:
         DataLossError: The table was restored to an earlier state, and data loss is not allowed.
@@ -317,9 +310,9 @@ def check_logs(
     """Checks that the logs of the planned partitions still match the rows in the table.
 
     Raises:
-        DataLossError: One of these faults was found, and data loss is not allowed. A log ends below
-            the end of the table. Offsets of the table belong to another leader epoch now. A topic
-            was created again. A new partition has lost its first records.
+        DataLossError: Data loss is not allowed, and one of these faults was found: a log ends below
+            the end of the table; offsets of the table now belong to another leader epoch; a topic
+            was created again; or a new partition has lost its first records.
     """
     if not state.fingerprint:
         return
@@ -551,12 +544,11 @@ class _Waves:
                 yield last
 
     def _ends_segment(self, number: int) -> bool:
-        """Returns True if a wave may end after task `number`, because the next task does not read
-        the last segment of this task.
+        """Returns True if a wave may end after task `number`, because no later task reads the last
+        segment of this task.
 
-        All slices of a segment must be in the same wave. Tasks compare the transactions of the
-        whole segment with the transaction index. So a fault in one slice affects the other slices
-        of the segment.
+        All slices of a segment must be in one wave, because tasks compare the transactions of the
+        whole segment with the transaction index. So a fault in one slice affects the other slices.
         """
         if number + 1 == len(self._tasks):
             return True
@@ -587,11 +579,11 @@ class _Waves:
     def _stops(
         self, tasks: Sequence[ScanTask], first: int, new: set[_TopicPartition]
     ) -> dict[_TopicPartition, int]:
-        """Returns end offsets after the wave of `tasks`. Contains the partitions that these tasks
-        read, and all partitions that have no later task.
+        """Returns the end offsets after the wave of `tasks`, for the partitions that these tasks
+        read and for all partitions that no later task reads.
 
-        `first` is the number of the first task in `tasks`. `new` contains the partitions from
-        `_new_partitions`, if this is the first wave.
+        `first` is the number of the first task in `tasks`. In the first wave, `new` contains the
+        partitions from `_new_partitions`.
         """
         stops = {
             topic_partition: self._partitions[topic_partition].start for topic_partition in new

@@ -9,24 +9,30 @@ instead of a digest of the object.
 
 The digest does not cover global variables, functions that the code calls by a global name, and
 attributes that are added to a class later.
+
+A table stores its settings as compact texts, such as the `repr` of a parsed predicate. These texts
+must not change, so this module translates them for messages about changed settings.
 """
 
 from __future__ import annotations
 
+import ast
 import copyreg
 import dis
 import hashlib
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import singledispatchmethod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import FingerprintError
 from kts_source.export.partitioning import partition_rule
-from kts_source.export.rule_texts import describe_change
 from kts_source.options.value_formats import DROP_MALFORMED, PERMISSIVE
+from kts_source.predicate.model import Op, Part, Wildcard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,12 +62,13 @@ def digest_transform(transform: object) -> str:
     try:
         return _Digest().of(transform).hex()[:32]
     except RecursionError:
-        raise _unknown(transform, "it is nested too deeply") from None
+        raise _unknown_content(transform, "it is nested too deeply") from None
 
 
 class _Digest:
-    """Computes digests of objects from their contents. Two objects with equal contents have the
-    same digest, even if their references are shared differently or their sets have another order.
+    """Computes digests of objects from their contents. Objects with equal contents have equal
+    digests, even if their sets have different orders, or if one object refers twice to an object
+    that the other contains as two copies.
     """
 
     def __init__(self) -> None:
@@ -83,8 +90,8 @@ class _Digest:
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401
-        """Computes the digest of an object from the values that pickle would store. Other methods
-        compute the digests of types such as list, dict and function.
+        """Returns the digest of an object. Values of types such as list, dict and function are
+        digested by other methods; any other object by the values that pickle would store.
         """
         try:
             registered = copyreg.dispatch_table.get(type(value))
@@ -92,7 +99,7 @@ class _Digest:
         except RecursionError:
             raise
         except Exception as error:  # noqa: BLE001  # objects may raise anything
-            raise _unknown(value, f"{type(error).__name__}: {error}") from None
+            raise _unknown_content(value, f"{type(error).__name__}: {error}") from None
         if isinstance(reduced, str):
             return _hash("global", qualified_name(type(value)), reduced)
         make, arguments, state, items, pairs = (*reduced, None, None, None, None)[:5]
@@ -191,8 +198,8 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns True if an object belongs to Python's standard library. The source code of such an
-    object is not part of a digest, because it changes with Python versions.
+    """Returns True if an object belongs to Python's standard library. Source code of the standard
+    library is not part of a digest, because it changes with Python versions.
     """
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
@@ -211,7 +218,7 @@ def _hash(kind: str, *values: str | bytes) -> bytes:
     return digest.digest()
 
 
-def _unknown(value: object, reason: str) -> FingerprintError:
+def _unknown_content(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
         f"the transform contains a {qualified_name(type(value))} whose content cannot be"
         f" determined: {reason}. Set an attribute `fingerprint` of type str on the transform or on"
@@ -265,12 +272,12 @@ def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
 
 
 def describe_transform(transform: Transform | None) -> str:
-    """Returns a text that identifies the transform. It changes if the transform changes, unless the
-    change cannot be detected (see the module).
+    """Returns a text that changes if the transform changes, unless the change cannot be detected
+    (see the module).
 
     If the transform has an attribute `fingerprint`, the text is this attribute. Otherwise it
     consists of the name, a digest of the source code, and a digest of all objects that are bound to
-    the transform. Without a transform, it is empty.
+    the transform. Without a transform, the text is empty.
 
     Raises:
         FingerprintError: See `digest_transform`.
@@ -334,3 +341,153 @@ def check_fingerprint(
         f"the table was created with other settings: {'; '.join(changes)}. Use the settings of the"
         " first run, or export into another table"
     )
+
+
+_NAMES: Final = {"partitionBy": "partition_by"}
+_ENUM: Final = re.compile(r"<(\w+\.\w+): (?:'[^']*'|\"[^\"]*\")>")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_VALUES: Final[Mapping[str, str]] = {
+    f"{type(member).__name__}.{member.name}": str(member.value)
+    for kind in (Op, Part, Wildcard)
+    for member in kind
+}
+
+
+def describe_change(name: str, before: str | None, after: str) -> str:
+    """Returns a text such as `isolationLevel: read_committed → read_uncommitted`.
+
+    Args:
+        name: Name of the setting.
+        before: Stored text of the setting; `None` if the table has only its digest.
+        after: Text of the setting in this run.
+    """
+    label = _NAMES.get(name, name)
+    if before is not None and name == "columns":
+        return "; ".join(_column_changes(before, after))
+    if before is not None and name == "transform":
+        names = [text.partition("#")[0].partition("~")[0] for text in (before, after)]
+        if names[0] == names[1]:
+            return f"{label}: the code of {names[0]}, or an object that it uses, has changed"
+    old = "another value" if before is None else _plain(name, before)
+    return f"{label}: {old} → {_plain(name, after)}"
+
+
+def _plain(name: str, text: str) -> str:
+    if not text:
+        return "none"
+    if name == "where":
+        return where_sql(text)
+    if name == "transform":
+        return text.partition("#")[0].partition("~")[0]
+    if name == "columns":
+        return ", ".join(f"{column} ({form})" for column, form in _columns(text).items())
+    if name == "compact":
+        tombstones, retention_ms, selection = text.split(",", 2)
+        return f"tombstones={tombstones}, delete_retention_ms={retention_ms}, {selection}"
+    return text
+
+
+def _columns(text: str) -> dict[str, str]:
+    """Returns the format of each column in the setting `columns`."""
+    columns = {}
+    for rule in text.split(","):
+        column, *form = rule.split(":")
+        columns[column] = " ".join(part for part in form if not part.isdigit()) or "bytes"
+        if form and form[-1].isdigit():
+            columns[column] += f", type {form[-1]}"
+    return columns
+
+
+def _column_changes(before: str, after: str) -> Iterator[str]:
+    old, new = _columns(before), _columns(after)
+    if [*old] != [*new] and {*old} == {*new}:
+        yield f"columns: {', '.join(old)} → {', '.join(new)}"
+    for column in dict.fromkeys((*old, *new)):
+        if (first := old.get(column, "no column")) != (then := new.get(column, "no column")):
+            yield f"columns: {column}: {first} → {then}"
+
+
+def where_sql(text: str) -> str:
+    """Returns the condition whose `repr` is `text` as SQL. Returns `text` if it cannot be
+    translated.
+    """
+    try:
+        return _sql(ast.parse(_ENUM.sub(r"\1", text), mode="eval").body)
+    except (SyntaxError, KeyError, ValueError, AttributeError, OverflowError):
+        return text
+
+
+def _sql(node: ast.expr) -> str:
+    if not isinstance(node, ast.Call):
+        return _literal(node)
+    kind = ast.unparse(node.func)
+    parts = {str(keyword.arg): keyword.value for keyword in node.keywords}
+    if kind in ("And", "Or"):
+        terms: Any = parts["terms"]
+        return f" {kind.upper()} ".join(_term(term) for term in terms.elts)
+    if kind == "Not":
+        return f"NOT ({_sql(parts['term'])})"
+    if kind == "Constant":
+        return ast.unparse(parts["value"]).lower()
+    if kind in ("Column", "Header", "Field", "Decimal"):
+        return _operand(kind, node, parts)
+    return _condition(kind, parts)
+
+
+def _condition(kind: str, parts: Mapping[str, Any]) -> str:
+    operand = parts.get("left", parts.get("operand"))
+    name = _sql(operand)
+    is_time = name == "timestamp" or "INSTANT" in ast.unparse(operand)
+    if kind == "Compare":
+        return f"{name} {_enum(parts['op'])} {_value(parts['right'], is_time=is_time)}"
+    if kind == "In":
+        values = [_value(value, is_time=is_time) for value in parts["values"].elts]
+        values += ["NULL"] if parts["has_null"].value else []
+        return f"{name} IN ({', '.join(values)})"
+    if kind == "IsNull":
+        return f"{name} IS NULL"
+    if kind == "HasText":
+        return f"{_enum(parts['part'])}({name}, {_literal(parts['text'])})"
+    pattern = "".join(
+        str(each.value) if isinstance(each, ast.Constant) else _enum(each)
+        for each in parts["pattern"].elts
+    )
+    return f"{name} LIKE '{pattern}'"
+
+
+def _term(node: ast.expr) -> str:
+    text = _sql(node)
+    is_compound = isinstance(node, ast.Call) and ast.unparse(node.func) in ("And", "Or")
+    return f"({text})" if is_compound else text
+
+
+def _operand(kind: str, node: ast.Call, parts: Mapping[str, Any]) -> str:
+    if kind == "Decimal":
+        return str(ast.literal_eval(node.args[0]))
+    if kind == "Field":
+        path = ast.literal_eval(parts["path"])
+        return ".".join((ast.literal_eval(parts["source"]), *path))
+    name: str = ast.literal_eval(parts["name"])
+    return name if kind == "Column" else f"header('{name}')"
+
+
+def _value(node: ast.expr, *, is_time: bool) -> str:
+    if is_time and isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return f"timestamp '{(_EPOCH + timedelta(microseconds=node.value)).isoformat()}'"
+    return _sql(node)
+
+
+def _literal(node: ast.expr) -> str:
+    value = ast.literal_eval(node)
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return f"X'{value.hex()}'"
+    if isinstance(value, str):
+        return "'" + value.replace("\\", r"\\").replace("'", r"\'") + "'"
+    return str(value)
+
+
+def _enum(node: ast.expr) -> str:
+    return _VALUES[ast.unparse(node)]

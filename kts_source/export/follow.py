@@ -94,10 +94,10 @@ def follow(
     repeated after the interval until it succeeds.
 
     Args:
+        executor: Runs the tasks.
         source: Options as for the data source.
         settings: Settings of the export. `following` must be set.
-        executor: Runs the tasks.
-        on_round: Called after each round with its figures. They are also logged.
+        on_round: Called after each round with the figures of the round, which are also logged.
         clock: Returns the current time in seconds, as `time.monotonic` does.
         pause: Sleeps for a number of seconds.
 
@@ -128,10 +128,8 @@ def follow(
 
 
 class _Rounds:
-    """Runs rounds with the same arguments and adds up their reports.
-
-    Raises:
-        InvalidOptionError: See `follow`.
+    """Runs rounds with the same arguments and adds up their reports. Raises `InvalidOptionError`
+    for arguments that `follow` does not accept.
     """
 
     def __init__(
@@ -257,9 +255,7 @@ class _Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Installs the signal handlers while the block runs. Does nothing in other threads than the
-        main thread.
-        """
+        """Installs the signal handlers while the block runs, but only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

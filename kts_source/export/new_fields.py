@@ -83,8 +83,9 @@ class NewFields:
         self.found: dict[str, None] = {}
         self._known_ids: set[int | str] = set()
 
-    def look(self, batch: pa.RecordBatch) -> None:
-        """Examines the values of a batch of decoded rows, which includes `columns`.
+    def add_unknown(self, batch: pa.RecordBatch) -> None:
+        """Adds the unknown fields in the values of `batch` to `found`. `batch` must have the
+        columns in `columns`.
 
         Raises:
             SchemaChangedError: New fields must be added, but there are too many of them, or a field

@@ -145,8 +145,8 @@ class ParquetFile:
             self._writer.write_table(self._with_constants(table), self._row_group_rows)
 
     def _with_constants(self, table: pa.Table) -> pa.Table:
-        """Replaces the columns in `constants` by dictionary columns with one entry. This saves
-        time, because Arrow's writer would otherwise hash the text of each row.
+        """Replaces the columns in `constants` by dictionary columns with one entry. Arrow's writer
+        would otherwise hash the text of each row.
         """
         for name, text in self._constants.items():
             index = table.schema.get_field_index(name)

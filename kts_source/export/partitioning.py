@@ -44,7 +44,6 @@ class Leaf:
 
     Attributes:
         path: Path of the leaf in Parquet, such as `value.tags.list.element`.
-        type: Type of its values.
         is_inner: True if the leaf is a field or an item inside a column.
         repeats: True if a row may have several values of the leaf.
     """
@@ -177,25 +176,26 @@ class PartitionField:
         return self.source.startswith(("key.", "value."))
 
     @property
-    def is_made(self) -> bool:
-        """True if files that contain the partition values need a column of their own for them."""
+    def needs_own_column(self) -> bool:
+        """True if files that contain the partition values need a separate column for them, because
+        Iceberg cannot compute them from a column of the rows.
+        """
         return self.is_inner or self.zone != _UTC or bool(self.alias and not self.unit)
 
     @property
     def transform(self) -> str:
         """Iceberg's transform that computes the partition value from `column`."""
-        return _TRANSFORMS.get("" if self.is_made else self.unit, "identity")
+        return _TRANSFORMS.get("" if self.needs_own_column else self.unit, "identity")
 
     @property
     def column(self) -> str:
         """Name of the column that contains the source value in a file. Only used if files contain
         the partition values.
 
-        A field of a struct is copied to a separate column, because an Iceberg table must not be
-        partitioned by the first field of a struct: Java readers would return a struct of nulls
-        instead of a null struct.
+        A field of a struct is copied to a separate column: if an Iceberg table is partitioned by
+        the first field of a struct, Java readers return a struct of nulls instead of a null struct.
         """
-        return self.name if self.is_made else self.source
+        return self.name if self.needs_own_column else self.source
 
     def __str__(self) -> str:
         alias = f" as {self.alias}" if self.alias else ""
@@ -217,7 +217,7 @@ class PartitionField:
             InvalidOptionError: The source is missing or has a type that cannot be partitioned by,
                 or the rows already have a column with the name of the partition column.
         """
-        if (self.unit or self.is_made) and self.name in batch.schema.names:
+        if (self.unit or self.needs_own_column) and self.name in batch.schema.names:
             raise InvalidOptionError(
                 f"partition_by {self} adds a column {self.name!r}, but the rows already have one of"
                 " this name. Rename that column in the transform"
@@ -267,7 +267,7 @@ def with_made_columns(
     made = [
         pa.field(field.name, field.type_in(schema))
         for field in fields
-        if field.name not in schema.names and (kept != "file" or field.is_made)
+        if field.name not in schema.names and (kept != "file" or field.needs_own_column)
     ]
     return pa.schema([*schema, *made])
 
@@ -276,8 +276,8 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     """Parses the texts of argument `partition_by`.
 
     Raises:
-        InvalidOptionError: A text is neither a name nor a unit of a name, its time zone is unknown,
-            or two texts have the same partition column.
+        InvalidOptionError: A text is neither a name nor a unit of a name, a time zone is unknown,
+            or two texts name one partition column.
     """
     fields: list[PartitionField] = []
     for text in texts:
@@ -299,7 +299,7 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
 
 
 def _zone(text: str, zone: str) -> str:
-    """Returns the time zone that `text` names, and `UTC` for each name of UTC."""
+    """Returns the time zone that `text` names. Every name of UTC becomes `UTC`."""
     try:
         return _UTC if time_zone(zone) is datetime.UTC else zone
     except ValueError:
@@ -319,9 +319,8 @@ def partition_rule(fields: Sequence[PartitionField]) -> str:
 def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Splits a batch by its partition values. Yields two values for each combination of partition
-    values: the number of its first row in the batch, and a batch with its rows. Yields the batches
-    in the order of their first rows.
+    """Splits a batch by its partition values. For each combination of values, in the order of their
+    first rows, yields the number of its first row and a batch with its rows.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch
@@ -353,7 +352,7 @@ def partition_values(
     any_text: bool = False,
 ) -> tuple[PartitionValue, ...]:
     """Returns the partition values of row number `row`. `columns` are the partition columns, and
-    `kept` is the location of the partition values.
+    `kept` is the location of the partition values, see `WriteTarget.values_in`.
 
     If `any_text` is True, folder names may contain texts that readers parse as numbers, dates,
     times or booleans.

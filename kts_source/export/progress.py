@@ -88,10 +88,8 @@ class _Counts(Progress):
 
 
 class LineProgress(_Counts):
-    """Writes a line of text at most every ten seconds, and one at the end.
-
-    Args:
-        stream: Stream for the lines; by default stderr.
+    """Writes a line of text at most every ten seconds, and one at the end, to `stream` (default:
+    stderr).
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -131,11 +129,8 @@ class LineProgress(_Counts):
 
 
 class RichProgress(_Counts):
-    """Shows a progress bar with the package `rich`. It displays bytes, rate, remaining time, rows
-    and requests.
-
-    Args:
-        console: A `rich.console.Console`; by default a console on stderr.
+    """Shows a progress bar with the package `rich` on `console` (default: a console on stderr). It
+    displays bytes, rate, remaining time, rows and requests.
     """
 
     def __init__(self, console: Any = None) -> None:  # noqa: ANN401  # rich is optional

@@ -58,8 +58,8 @@ class OffsetRange:
 
 
 class CommittedRanges(Protocol):
-    """The offset ranges that a table has. It is a mapping, or an object that reads them from the
-    table when they are requested.
+    """Interface for the offset ranges that a table has. Implemented by dicts, and by an object that
+    reads a range from the table when it is requested.
     """
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:

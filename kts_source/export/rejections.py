@@ -1,7 +1,7 @@
 """Counts rejected records, and limits how many records of a commit may be rejected.
 
-A wrong schema rejects all records. Without a limit, such a run would succeed, and its commit would
-skip the offsets of these records.
+A wrong schema rejects all records. Without a limit, a run with a wrong schema would succeed and
+skip the offsets of all records.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class RecordCounts:
 
     Attributes:
         records: Number of records, including rejected records.
-        rejected: Number of rejected records.
         offset: Offset of the first rejected record; `None` if no record was rejected.
-        reason: Reason why this record was rejected.
+        reason: Reason why the first rejected record was rejected.
     """
 
     topic: str

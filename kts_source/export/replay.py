@@ -49,8 +49,6 @@ class ReplayTask:
     """Reads a file of dead letters and writes its rows to files of the table.
 
     Attributes:
-        number: Number of the task within the run.
-        letters: The file.
         topic_ids: Topic id by topic and partition.
     """
 
@@ -72,7 +70,7 @@ class ReplayTask:
             return writer.completed(TaskReport(number=self.number, rows_read=rows_read))
 
     def _batches(self, job: ExportJob) -> Iterator[pa.RecordBatch]:
-        """Yields the rows in the order of partitions and offsets. A batch has one partition."""
+        """Yields the rows ordered by partition and offset. Each batch has rows of one partition."""
         assert job.settings.dead_letters is not None
         with closing(open_target(job.settings.dead_letters, job.settings.storage)) as store:
             with open_parquet(store, self.letters) as parquet:
@@ -112,7 +110,7 @@ def replay_tasks(
     options: ScanOptions, settings: ExportSettings, state: TableState
 ) -> list[ReplayTask]:
     """Returns a task for each file of dead letters that must be replayed into a table. Moves files
-    that were replayed before.
+    that were already replayed to `_kts/replayed/`.
 
     Skips files of other tables and of topics that the options do not select.
 
@@ -154,11 +152,9 @@ def replay_tasks(
 def _locations(
     store: TargetStore, file: DataFile, settings: ExportSettings, options: ScanOptions
 ) -> list[dict[str, Any]]:
-    """Returns the location of each row of a file. Returns no rows if the file belongs to another
-    table or has other topics than the options.
-
-    Raises:
-        ExportError: The options select only some of the topics in the file.
+    """Returns topic, partition and offset of each row of a file. Returns no rows if the file
+    belongs to another table, or if the options select none of its topics. Raises `ExportError` if
+    the options select only some of its topics.
     """
     with open_parquet(store, file) as parquet:
         if not {*_OWNER, *_LOCATION} <= {*parquet.schema_arrow.names}:

@@ -81,8 +81,8 @@ class BackfillReport(Displayed):
         files: Number of committed files.
         file_bytes: Size of the committed files in bytes.
         segment_bytes: Original size of the segments that were read, in bytes.
-        left_bytes: Original size of the segments that are left for the next round, in bytes.
-        commits: Number of commits.
+        left_bytes: With `follow`, original size of the segments that the next round will read, in
+            bytes.
         requests: Number of read requests that tasks sent to the tier.
         bytes_read: Number of bytes that tasks received from objects.
         retries: Number of requests that were repeated after an error.
@@ -91,7 +91,7 @@ class BackfillReport(Displayed):
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
-        run_id: Id of the run, which its log lines and metrics have, too.
+        run_id: Id of the run, as in log lines and metrics.
         malformed: Number of rows that mode `DROPMALFORMED` dropped.
         newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
             the epoch; `None` if unknown, for example for records that only brokers have.
@@ -238,11 +238,8 @@ def _prometheus(by_target: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def draw_report(report: BackfillReport) -> Figure:
-    """Draws a picture of the report. The left side has a bar with the seconds of each stage, and
-    the right side has the text of the report.
-
-    Returns:
-        A `matplotlib.figure.Figure` without a window. Write it with `savefig`.
+    """Returns a `matplotlib.figure.Figure` of the report, without a window: on the left a bar with
+    the seconds of each stage, on the right the text of the report. Write it with `savefig`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -371,7 +368,7 @@ def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
     """Yields the offset ranges that tasks could not read because objects are missing. Each range
-    occurs once, even if several tasks read slices of the same segment.
+    occurs once, even if several tasks read slices of one segment.
     """
     for lost in sorted({lost for report in reports for lost in report.lost}):
         reason = "the object was deleted after planning"

@@ -338,14 +338,18 @@ def unite_schemas(
     for name in typed:
         if name not in table.names or name not in rows.names:
             continue
-        there, here = table.field(name).type, rows.field(name).type
+        in_table, in_rows = table.field(name).type, rows.field(name).type
         try:
-            kind = _united(there, here, name)
+            kind = _united(in_table, in_rows, name)
         except _ContradictionError as error:
-            raise _changed(name, there, here, str(error), uri) from None
-        if not evolves and not (_same(kind, there) and _same(kind, here)):
-            reason = "fields are new or missing; schema_evolution='add' adds new ones to the table"
-            raise _changed(name, there, here, reason, uri)
+            raise _changed(name, in_table, in_rows, str(error), uri) from None
+        if not evolves and not (
+            _has_same_fields(kind, in_table) and _has_same_fields(kind, in_rows)
+        ):
+            reason = (
+                "fields are new or missing; schema_evolution='add' adds the new fields to the table"
+            )
+            raise _changed(name, in_table, in_rows, reason, uri)
         rows = rows.set(rows.get_field_index(name), rows.field(name).with_type(kind))
     return rows
 
@@ -359,7 +363,10 @@ def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> 
         for name in typed
         if name in table.names and name in columns.names
     ]
-    return any(not _same(_united(there, here, name), there) for there, here, name in types)
+    return any(
+        not _has_same_fields(_united(in_table, in_rows, name), in_table)
+        for in_table, in_rows, name in types
+    )
 
 
 def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -373,39 +380,39 @@ def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _same(first: pa.DataType, other: pa.DataType) -> bool:
-    """Returns True if two types have the same fields at every depth, in any order. Other
-    differences are ignored, because the types were already merged.
+def _has_same_fields(first: pa.DataType, other: pa.DataType) -> bool:
+    """Returns True if two types have the same fields at every depth, in any order. Does not compare
+    other properties, because `unite_schemas` has already merged the types.
     """
     if pa.types.is_struct(first):
         return {field.name for field in first} == {field.name for field in other} and all(
-            _same(field.type, other.field(field.name).type) for field in first
+            _has_same_fields(field.type, other.field(field.name).type) for field in first
         )
     if pa.types.is_map(first):
-        return _same(first.item_type, other.item_type)
+        return _has_same_fields(first.item_type, other.item_type)
     if _is_list(first):
-        return _same(first.value_type, other.value_type)
+        return _has_same_fields(first.value_type, other.value_type)
     return True
 
 
-def _united(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataType:
-    if pa.types.is_struct(there) and pa.types.is_struct(here):
-        return _united_struct(there, here, path)
-    if pa.types.is_map(there) and pa.types.is_map(here):
-        key = _united(there.key_type, here.key_type, f"{path}.key")
-        item = _field(there.item_field, here.item_field, f"{path}.value")
+def _united(in_table: pa.DataType, in_rows: pa.DataType, path: str) -> pa.DataType:
+    if pa.types.is_struct(in_table) and pa.types.is_struct(in_rows):
+        return _united_struct(in_table, in_rows, path)
+    if pa.types.is_map(in_table) and pa.types.is_map(in_rows):
+        key = _united(in_table.key_type, in_rows.key_type, f"{path}.key")
+        item = _field(in_table.item_field, in_rows.item_field, f"{path}.value")
         return pa.map_(key, item)
-    if _is_list(there) and _is_list(here):
-        element = _field(there.value_field, here.value_field, f"{path}.element")
-        return pa.list_(element.with_name(here.value_field.name))
-    if _plain(there) != _plain(here):
-        raise _ContradictionError(f"{path} is {there} in the table and {here} in the rows")
-    return _plain(here)
+    if _is_list(in_table) and _is_list(in_rows):
+        element = _field(in_table.value_field, in_rows.value_field, f"{path}.element")
+        return pa.list_(element.with_name(in_rows.value_field.name))
+    if _plain(in_table) != _plain(in_rows):
+        raise _ContradictionError(f"{path} is {in_table} in the table and {in_rows} in the rows")
+    return _plain(in_rows)
 
 
-def _united_struct(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataType:
-    existing = {field.name: field for field in there}
-    new = {field.name: field for field in here}
+def _united_struct(in_table: pa.DataType, in_rows: pa.DataType, path: str) -> pa.DataType:
+    existing = {field.name: field for field in in_table}
+    new = {field.name: field for field in in_rows}
     by_case = {name.lower(): name for name in existing}
     fields = [
         _field(field, new[name], f"{path}.{name}")
@@ -427,13 +434,13 @@ def _united_struct(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataT
     return pa.struct(fields)
 
 
-def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
-    if here.nullable and not there.nullable:
+def _field(in_table: pa.Field, in_rows: pa.Field, path: str) -> pa.Field:
+    if in_rows.nullable and not in_table.nullable:
         raise _ContradictionError(
             f"{path} must not be null in the table, but may be null in the rows"
         )
-    kind = _united(there.type, here.type, path)
-    return pa.field(here.name, kind, nullable=there.nullable)
+    kind = _united(in_table.type, in_rows.type, path)
+    return pa.field(in_rows.name, kind, nullable=in_table.nullable)
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
@@ -456,11 +463,11 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _changed(
-    name: str, there: pa.DataType, here: pa.DataType, reason: str, uri: str
+    name: str, in_table: pa.DataType, in_rows: pa.DataType, reason: str, uri: str
 ) -> SchemaChangedError:
     texts = [
         text if len(text := str(kind)) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-        for kind in (canonical_type(there), here)
+        for kind in (canonical_type(in_table), in_rows)
     ]
     return SchemaChangedError(
         f"column {name} of the rows differs from that of the table: {reason}. The table has"

@@ -2,6 +2,8 @@
 a report.
 
 A wave is a group of tasks with one common commit.
+
+All log lines of a run begin with its run id, which its report and its metrics have, too.
 """
 
 from __future__ import annotations
@@ -43,14 +45,19 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
-from kts_source.export.dry_run import dry_report
 from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
-from kts_source.export.ranges import PartitionKey, merge_advances, partition_key
+from kts_source.export.ranges import PartitionKey, held_range, merge_advances, partition_key
 from kts_source.export.rejections import check_rejected
 from kts_source.export.replay import finish_replay, replay_tasks
-from kts_source.export.report import BackfillReport, lost_offsets, newest_ms, written_ranges
+from kts_source.export.report import (
+    BackfillReport,
+    empty_report,
+    lost_offsets,
+    newest_ms,
+    written_ranges,
+)
 from kts_source.export.row_schema import (
     canonical_type,
     check_columns,
@@ -59,12 +66,12 @@ from kts_source.export.row_schema import (
     typed_columns,
     unite_schemas,
 )
-from kts_source.export.run_log import log_commit, log_end, log_start
 from kts_source.export.settings import ADD, ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
-from kts_source.export.task import STAGES_OF_TASKS, ExportJob
+from kts_source.export.task import OFFSET, STAGES_OF_TASKS, ExportJob
+from kts_source.export.transforms import RowTransform
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
@@ -72,6 +79,7 @@ from kts_source.options.times import TIME_RANGE
 from kts_source.options.value_formats import JSON, JSON_CONFLUENT
 from kts_source.planning.estimate import estimate
 from kts_source.read.read_settings import read_schema
+from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,14 +91,16 @@ if TYPE_CHECKING:
     from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.parquet_file import DataFile
     from kts_source.export.progress import Progress
-    from kts_source.export.ranges import RangeAdvance
+    from kts_source.export.ranges import CommittedRanges, RangeAdvance
     from kts_source.export.report import Skipped
     from kts_source.export.settings import Compaction, ExportSettings
     from kts_source.export.tables.export_table import ExportTable, TableState
     from kts_source.export.task import RunnableTask, TaskReport
     from kts_source.export.task_writer import ExportExecutor
     from kts_source.options import Options, ScanOptions
+    from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.store.object_store import ObjectInfo
+
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +251,7 @@ class _Run:
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         plan = self._plan(state)
-        log_start(self.run_id, self.settings.target, plan, state.committed)
+        log_run_start(self.run_id, self.settings.target, plan, state.committed)
         self._check_holders(plan, state)
         self.seconds["planning"] = time.monotonic() - started
         if self.settings.verify:
@@ -269,11 +279,11 @@ class _Run:
         report = replace(
             self._report(plan.waves, plan.skipped), newest_ms=newest_ms(plan.scan.partitions)
         )
-        log_end(report, plan.scan.partitions)
+        log_run_end(report, plan.scan.partitions)
         return report
 
     def check(self) -> BackfillReport:
-        """Plans the run, and reports what it would do; see `dry_report`."""
+        """Plans the run, and reports what it would write; see `dry_report`."""
         started = time.monotonic()
         state = self.table.load(self.rules)
         self._typed_columns(state)
@@ -308,7 +318,7 @@ class _Run:
         finally:
             self.progress.end()
         report = replace(self._report((), ()), replayed=len(tasks))
-        log_end(report, ())
+        log_run_end(report, ())
         return report
 
     def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:
@@ -326,13 +336,10 @@ class _Run:
                 break
 
     def _typed_columns(self, state: TableState) -> pa.Schema | None:
-        """Returns the columns of the rows. Decoded columns also have the fields that only the table
-        has.
+        """Returns the columns of the rows; decoded columns also have the fields that only the table
+        has. Returns `None` if no column is decoded, or if a transform may change the columns.
 
-        Returns `None` if no column is decoded, or if a transform may change the columns.
-
-        Raises:
-            SchemaChangedError: The columns do not fit the columns of the table.
+        Raises `SchemaChangedError` if the columns do not fit the columns of the table.
         """
         typed = typed_columns(self.options)
         if not typed or self.settings.transform is not None:
@@ -423,8 +430,8 @@ class _Run:
             check_holders(state, topics, self.settings.target)
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """Checks that the table has no rows with the offsets in `skipped`. A rebuild could not read
-        these rows again.
+        """Checks that the table has no rows with the offsets in `skipped`, because a rebuild could
+        not read these rows again.
         """
         topic_ids = {
             (partition.topic, partition.partition): partition.topic_id
@@ -532,10 +539,8 @@ class _Run:
         self.seconds["committing"] += time.monotonic() - started
 
     def _check_new_fields(self, reports: Sequence[TaskReport]) -> None:
-        """Reports fields that are not in the schema, each of them once per run.
-
-        Raises:
-            SchemaChangedError: There are such fields, and `on_new_fields` is `fail`.
+        """Reports fields that the schema lacks, each of them once per run. If `on_new_fields` is
+        `fail`, raises `SchemaChangedError` instead.
         """
         found = dict.fromkeys(name for report in reports for name in report.new_fields)
         new = [name for name in found if name not in self.new_fields]
@@ -558,7 +563,7 @@ class _Run:
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
         """Returns the columns of the rows that tasks wrote. If they wrote no rows, returns the
-        columns that rows would have. Returns `None` if these are unknown.
+        columns that rows would have, or `None` if these are unknown.
         """
         schemas = [report.schema for report in reports if report.schema is not None]
         if schemas:
@@ -615,3 +620,148 @@ class _Run:
             malformed=sum(report.malformed for report in reports),
             ended_ms=time.time_ns() // 1_000_000,
         )
+
+
+_SAMPLE_ROWS: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Counts of sampled records. `reason` is the reason of the first rejected record."""
+
+    rows: int = 0
+    rejected: int = 0
+    reason: str = ""
+
+    def set_aside(self, _batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
+        """Counts records that cannot be decoded."""
+        self.rejected += len(reasons)
+        self.reason = self.reason or next(iter(reasons.values()), "")
+
+    def __str__(self) -> str:
+        total = self.rows + self.rejected
+        reason = f", first reason: {self.reason}" if self.reason else ""
+        return f"{self.rejected:,} of {total:,} sampled records would be rejected{reason}"
+
+
+def dry_report(
+    options: ScanOptions, settings: ExportSettings, plan: ExportPlan, seconds: Mapping[str, float]
+) -> BackfillReport:
+    """Returns a report of the run that `plan` describes. The figures of the report are planned or
+    estimated.
+
+    Reads at most 10,000 records of the first task, and decodes them. Writes nothing.
+    """
+    sample = _sample(options, settings, plan)
+    estimated = estimate(plan.scan.tasks)
+    advances = (advance for wave in plan.waves for advance in wave.advances)
+    return replace(
+        empty_report(settings.target, settings.table_format),
+        dry_run=True,
+        ranges=written_ranges(advances, plan.skipped),
+        rows_read=sample.rows + sample.rejected,
+        rejected=sample.rejected,
+        segment_bytes=plan.scan.nominal_bytes,
+        commits=len(plan.waves),
+        requests=estimated.requests,
+        bytes_read=estimated.bytes,
+        cost=estimated.cost(),
+        skipped=plan.skipped,
+        seconds=seconds,
+        verified=(str(sample),),
+        newest_ms=newest_ms(plan.scan.partitions),
+        ended_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def _sample(options: ScanOptions, settings: ExportSettings, plan: ExportPlan) -> _Sample:
+    from kts_source.read.read_task import run_task
+
+    sample = _Sample()
+    columns = tuple(dict.fromkeys((*options.columns, OFFSET)))
+    fetch = replace(options.fetch, metrics_path=None)  # write nothing
+    reading = replace(options, columns=columns, fetch=fetch)
+    for task in plan.scan.tasks[:1]:
+        with closing(run_task(task, reading, set_aside=sample.set_aside)) as batches:
+            for batch in batches:
+                sample.rows += batch.num_rows
+                if isinstance(settings.transform, RowTransform):
+                    rejected = settings.transform.apply(batch.select(list(options.columns)))
+                    sample.rows -= len(rejected.rejected)
+                    sample.set_aside(batch, {row.row: row.reason for row in rejected.rejected})
+                if sample.rows + sample.rejected >= _SAMPLE_ROWS:
+                    break
+    return sample
+
+
+_MAX_NAMED: Final = 8
+"""Maximum number of partitions in a log line."""
+
+
+def log_run_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRanges) -> None:
+    """Logs the offsets that a run will write, and the committed offsets that it continues after."""
+    log.info(
+        "run %s: export to %s begins: %d commits planned, %d tasks, %s of segments",
+        *(run_id, target, len(plan.waves), len(plan.scan.tasks)),
+        format_bytes(plan.scan.nominal_bytes),
+    )
+    for topic in dict.fromkeys(partition.topic for partition in plan.scan.partitions):
+        lines = []
+        for partition in plan.scan.partitions:
+            if partition.topic == topic:
+                held = held_range(committed, topic, partition.topic_id, partition.partition)
+                after = "a new partition" if held is None else f"resumes after offset {held.stop}"
+                span = f"[{partition.start}, {partition.stop})"
+                if partition.start >= partition.stop:
+                    span = "no new offsets"
+                lines.append(f"{topic}-{partition.partition} {span}, {after}")
+        log.info("run %s: offsets to write: %s", run_id, _joined(lines, "partitions"))
+
+
+def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> None:
+    """Logs a commit, and the offsets that it added to the table."""
+    log.info(
+        "run %s: committed %s: %d rows in %d files, %s, %.1f s: %s",
+        *(run_id, version, sum(file.rows for file in commit.files), len(commit.files)),
+        *(format_bytes(sum(file.size for file in commit.files)), seconds),
+        _joined(
+            [
+                f"{step.topic}-{step.key.partition} [{step.start}, {step.stop})"
+                for step in commit.advances
+                if step.start < step.stop
+            ],
+            "partitions",
+        ),
+    )
+
+
+def log_run_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
+    """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
+    warning; offsets after an open transaction are not, because the next run reads them.
+    """
+    log.info(
+        "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
+        " %s received%s",
+        *(report.run_id, report.target, report.rows, report.rejected, report.malformed),
+        *(report.commits, format_bytes(report.bytes_read)),
+        f"; {report.freshness}" if report.freshness else "",
+    )
+    stops = {(each.topic, each.partition): each.stop for each in partitions}
+    lost: list[str] = []
+    later: list[str] = []
+    for gap in report.skipped:
+        is_later = gap.start >= stops.get((gap.topic, gap.partition), gap.stop)
+        (later if is_later else lost).append(str(gap))
+    for level, action, gaps in (
+        (logging.WARNING, "lost offsets were skipped", lost),
+        (logging.INFO, "left for a later run", later),
+    ):
+        if gaps:
+            log.log(level, "run %s: %s: %s", report.run_id, action, _joined(gaps, "ranges"))
+
+
+def _joined(texts: Sequence[str], noun: str) -> str:
+    """Joins the first texts, and appends how many texts were omitted."""
+    named: Iterable[str] = texts[:_MAX_NAMED]
+    more = len(texts) - _MAX_NAMED
+    return "; ".join([*named, *([f"and {more:,} more {noun}"] if more > 0 else [])])

@@ -16,8 +16,8 @@ from kts_source.export.partitioning import (
     parse_partition_by,
 )
 from kts_source.export.rejections import DEFAULT_MAX_REJECTED, parse_max_rejected
+from kts_source.options.parsing import option_texts
 from kts_source.options.times import parse_duration_ms
-from kts_source.options.values import option_texts
 from kts_source.secret import Secret
 from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
@@ -177,7 +177,7 @@ def export_settings(
 
     Args:
         target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        source: Options of the source. By default, the target uses its credentials, too.
+        source: Options of the source. Their credentials are also the default for the target.
         arguments: See `backfill`.
 
     Raises:
@@ -243,7 +243,7 @@ def _parse_values(values: dict[str, Any]) -> None:
 
 def _path(name: str, path: str | os.PathLike[str]) -> str:
     """Removes blanks at both ends of an output path. Raises `InvalidOptionError` for a misspelled
-    URL, because it would be used as the name of a local folder.
+    URL, because it would become the name of a local folder.
     """
     path = os.fspath(path).strip()
     if not path:
@@ -291,9 +291,9 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
 
 
 def _check_folders(settings: ExportSettings) -> None:
-    """Raises `InvalidOptionError` for settings that do not fit the kind of the target. A table does
-    not support options for Parquet folders. A Parquet folder does not support partition columns
-    with names that readers would skip as hidden.
+    """Raises `InvalidOptionError` if the settings do not fit the kind of target: options for
+    Parquet folders with a table as target, or a Parquet folder with partition columns whose names
+    readers would skip as hidden.
     """
     if settings.table_format != PARQUET:
         if settings.text_partitions == AS_IS:

@@ -56,9 +56,8 @@ class ExportJob:
 
     Attributes:
         options: Options of the source, with the key ring loaded.
-        columns: Schema of the rows to write. If a decoded column lacks fields that the column of
-            the table has, the schema includes them, too. `None` if no column is decoded or a
-            transform may change the columns.
+        columns: Schema of the rows to write. Decoded columns also have the fields that only the
+            table has. `None` if no column is decoded or a transform may change the columns.
     """
 
     options: ScanOptions
@@ -94,7 +93,7 @@ class ColumnStatistics:
     Attributes:
         low: Smallest value; dates and timestamps in ISO 8601 with milliseconds, rounded down.
             `None` if unknown.
-        high: Largest value, in the same form as `low`, but rounded up. `None` if unknown.
+        high: Largest value, in the form of `low`, but rounded up. `None` if unknown.
         nulls: Number of nulls; `None` if unknown.
     """
 
@@ -170,7 +169,6 @@ class TaskReport:
     without opening these files.
 
     Attributes:
-        number: Number of the task within its run.
         schema: Schema of the rows that the task wrote; `None` if it wrote no row.
         rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.

@@ -3,6 +3,10 @@
 Every attempt uses unique file names, so retries and speculative copies never conflict. Only files
 that the driver commits become part of the table. The number of open files and the bytes in memory
 are limited.
+
+A task also finds fields of keys and values that producers have added and the schema of the export
+lacks. The export does not write these fields. For Avro with a registry, the writer's schema of
+every value is compared with the schema of the export. For JSON, a sample of the values is parsed.
 """
 
 from __future__ import annotations
@@ -73,7 +77,6 @@ class _OpenFile:
     """A file that is being written.
 
     Attributes:
-        key: Key of the file.
         file: Writes the file.
         owner: Partition of its rows.
         start: First offset that was read for the file so far.
@@ -130,7 +133,7 @@ class TaskWriter:
 
     @property
     def field_columns(self) -> tuple[str, ...]:
-        """Columns that batches need so that new fields are found."""
+        """Columns that batches need so that fields outside the schema are reported."""
         return () if self._fields is None else self._fields.columns
 
     def __enter__(self) -> Self:
@@ -153,7 +156,7 @@ class TaskWriter:
             return
         started = time.monotonic()
         if self._fields is not None:
-            self._fields.look(batch)
+            self._fields.add_unknown(batch)
         owner = self._owner_of(batch)
         self._count_records(owner, batch.num_rows)
         offsets = batch.column(OFFSET)
@@ -169,7 +172,7 @@ class TaskWriter:
             columns = [field.values(rows) for field in fields]
             if values_in == "file":
                 for field, column in zip(fields, columns, strict=True):
-                    if field.is_made:
+                    if field.needs_own_column:
                         rows = rows.append_column(field.name, column)
             for row, part_rows in split(rows, columns):
                 try:
@@ -181,7 +184,7 @@ class TaskWriter:
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
         """Writes rows that cannot be decoded to the dead letters. `batch` contains their stored
-        bytes. `reasons` maps the number of each such row in the batch to the reason.
+        bytes. `reasons` maps the number of each undecodable row in the batch to the reason.
         """
         owner = self._owner_of(batch)
         self._count_records(owner, len(reasons))
@@ -371,7 +374,7 @@ class TaskWriter:
 
 _NEEDED: Final[tuple[str, ...]] = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
-"""More rows than batches for Spark, because the writer has a cost per batch."""
+"""Larger than batches for Spark, because the writer has a fixed cost per batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +382,6 @@ class ExportTask:
     """Reads the records of a scan task and writes them to Parquet files.
 
     Attributes:
-        number: Number of the task within the run.
         scan: The slices to read.
         topic_ids: Topic id by topic and partition, for all slices.
     """
@@ -428,9 +430,9 @@ def new_fields_of(job: ExportJob) -> NewFields | None:
 def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:
     """Returns the columns that a task must read so that dead letters contain whole records.
 
-    Args:
-        raw: True if keys or values are decoded. Then the names of their bytes are returned, because
-            a name such as `value` would decode the value even if the table has no column for it.
+    If `raw` is True, keys or values are decoded, and the result contains the names of the columns
+    with their bytes. A name such as `value` would decode the value even if the table has no column
+    for it.
     """
     return tuple(RAW_COLUMNS.get(name, name) if raw else name for name in RECORD_COLUMNS)
 
@@ -444,16 +446,17 @@ def read_rows(
     batches: BatchLimits = FOR_SPARK,
     set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task. Returns a report without times and files.
+    """Reads the slices of a task and calls `take` with every batch. Returns a report without times
+    and files.
 
     Args:
         number: Number of the task within the run.
         scan: The slices to read.
         job: Values that all tasks of the run share.
-        take: Called with every batch.
+        take: Receives the batches.
         needed: Columns that batches must have, in addition to the columns in the options.
         batches: Limits of a batch.
-        set_aside: Called with rows that cannot be decoded. `None` = raise an error for them.
+        set_aside: Called with rows that cannot be decoded. If `None`, such rows raise an error.
     """
     from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace

@@ -67,8 +67,8 @@ class _Recorded:
 
     @property
     def has_restarts(self) -> bool:
-        """True if the table may have rows of an earlier topic with the same name. Offsets are then
-        not compared, because the offsets of the two topics overlap.
+        """True if the table may have rows of an earlier topic with the same name. Offsets are not
+        compared then, because the offsets of the two topics overlap.
         """
         if self.held is None:
             return True
@@ -80,7 +80,6 @@ class _Tally:
     """Facts about the rows of one partition in the table.
 
     Attributes:
-        rows: Number of rows.
         low: Lowest offset.
         high: Highest offset.
     """
@@ -107,13 +106,13 @@ def verify(
         settings: Settings of the export.
 
     Returns:
-        Sentences that describe what was verified and what was not.
+        Sentences for the report: the checks that were made, and those that were not possible.
 
     Raises:
         DataLossError: Rows or a file are missing.
         ExportError: Rows are stored twice, or have offsets that the table does not record.
     """
-    recorded = {} if contents is None else _recorded(contents, committed, partitions)
+    recorded = {} if contents is None else _recorded_facts(contents, committed, partitions)
     if contents is None or not recorded:
         return ("verified nothing: the table has no rows of these topics",)
     if settings.transform is not None or not set(_SCHEMA.names) <= set(options.columns):
@@ -124,7 +123,7 @@ def verify(
     return check.compare()
 
 
-def _recorded(
+def _recorded_facts(
     contents: TableContents, committed: CommittedRanges, partitions: Iterable[PartitionPlan]
 ) -> dict[Owner, _Recorded]:
     numbers: dict[tuple[str, str], int] = {}
@@ -144,8 +143,8 @@ def _verify_totals(
     contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
 ) -> tuple[str, ...]:
     """Compares only the total number of rows, because the columns of the table do not identify the
-    record of a row. Raises `DataLossError` if rows or a file are missing. Returns the result of
-    `verify`.
+    record of a row. Returns the sentences for `verify`. Raises `DataLossError` if rows or a file
+    are missing.
     """
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
@@ -159,7 +158,7 @@ def _verify_totals(
         owner = next(iter(recorded))
         raise DataLossError(
             f"the table has {actual:,} rows, but its commits wrote {expected:,} rows of the"
-            f" partitions {_names(list(recorded))}: {_cause(contents)} {_ADVICE}",
+            f" partitions {_names(list(recorded))}: {_cause_of_loss(contents)} {_ADVICE}",
             **_location(owner, None, settings.target),
         )
     return (
@@ -176,7 +175,7 @@ def _missing_file(contents: TableContents, file: DataFile) -> DataLossError:
     )
 
 
-def _cause(contents: TableContents) -> str:
+def _cause_of_loss(contents: TableContents) -> str:
     removal = contents.removal()
     return f"{removal}." if removal else "another writer deleted or replaced rows."
 
@@ -250,8 +249,7 @@ class _Check:
 
     def compare(self) -> tuple[str, ...]:
         """Compares the number of rows of each partition with the number that its commits recorded.
-        Returns the result of `verify`: sentences that describe what was compared and what was
-        not.
+        Returns the sentences for `verify`.
 
         Raises:
             DataLossError: Rows are missing.
@@ -297,8 +295,8 @@ class _Check:
     def _offsets(
         self, file: DataFile, topics: pa.Array
     ) -> Iterator[tuple[Owner, npt.NDArray[np.int64]]]:
-        """Reads a file batch by batch. For each partition in a batch, yields two values: topic and
-        partition, and the offsets of the rows.
+        """Reads a file batch by batch. Yields topic and partition, and the offsets of the rows, for
+        each partition in a batch.
         """
         try:
             for batch in _columns_of_file(self.contents, file):
@@ -320,11 +318,8 @@ class _Check:
     def _chunks(
         self, owner: Owner, offsets: npt.NDArray[np.int64], file: DataFile
     ) -> Iterator[tuple[_ChunkKey, npt.NDArray[np.uint8]]]:
-        """Splits the offsets of a batch into chunks. Yields two values for each chunk: its key, and
-        a bitmap of the offsets in it.
-
-        Raises:
-            ExportError: An offset is in the batch twice.
+        """Splits the offsets of a batch into chunks. Yields the key of each chunk, and a bitmap of
+        the offsets in it. Raises `ExportError` if an offset is in the batch twice.
         """
         ordered = np.sort(offsets)
         if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
@@ -369,7 +364,7 @@ class _Check:
         of_range = "" if held is None else f" of offsets [{held.start}, {held.stop})"
         return DataLossError(
             f"the commits of the table wrote {expected:,} rows{of_range}, but the table has"
-            f" {spans}: {_cause(self.contents)} {_ADVICE}",
+            f" {spans}: {_cause_of_loss(self.contents)} {_ADVICE}",
             **_location(owner, None if held is None else held.start, self.target),
         )
 

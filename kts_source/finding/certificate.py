@@ -41,7 +41,7 @@ def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
 
 
 def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -> Iterator[str]:
-    """Yields sentences with assumptions. The certificate of the search is correct only if all of
+    """Yields the assumptions of a search as sentences. The certificate is correct only if all of
     them are true.
     """
     yield (
@@ -113,8 +113,8 @@ def outside_of(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
 
 
 def archived_object(task_slice: SegmentSlice) -> tuple[ObjectRef, str] | None:
-    """Returns an archived object that must be restored before the slice can be read, together with
-    a message about it. Returns `None` if no needed object is archived.
+    """Returns an archived object that must be restored before the slice can be read, and a message
+    about the object. Returns `None` if no needed object is archived.
     """
     needed = [
         task_slice.objects.log,
@@ -131,14 +131,14 @@ CERTIFICATE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnreadRange:
-    """Offsets [start, stop) that a search should cover, but did not search or searched only in
-    part.
+    """Offsets [start, stop) that were requested, but were not searched or not completely searched.
 
     Attributes:
         start: First offset, inclusive.
         stop: End, exclusive.
         reason: Why these offsets were not searched.
-        object: URI of the object that could not be read; `None` if there was no such object.
+        object: URI of the object that could not be read; `None` if the reason is not an unreadable
+            object.
     """
 
     start: int
@@ -149,12 +149,7 @@ class UnreadRange:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A transaction without an end marker in the tier.
-
-    Attributes:
-        producer_id: Id of the producer.
-        first_offset: First offset of the transaction.
-    """
+    """A transaction without an end marker in the tier."""
 
     producer_id: int
     first_offset: int
@@ -162,7 +157,8 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class UnservedObjects:
-    """Objects that contain records outside the log of a partition. These records were not searched.
+    """Objects with records that are not part of the partition's log, such as records of an
+    abandoned leader. These records were not searched.
 
     Attributes:
         objects: Keys of the objects, relative to the root of the store.
@@ -178,9 +174,6 @@ class PartitionCertificate:
     """The searched part of a partition.
 
     Attributes:
-        topic: Topic.
-        topic_id: Id of the topic.
-        partition: Partition number.
         start: First searched offset, inclusive.
         stop: End of the searched offsets, exclusive.
         unread: Requested offsets that were not searched. They are in [start, stop) or after `stop`.
@@ -233,7 +226,7 @@ class Certificate(Displayed):
         conditions: Conditions on records other than keys.
         assumptions: Assumptions under which the certificate is correct.
         outside: Parts of the topics that the search did not cover.
-        faults: Faults of the tier that hid records from the search.
+        faults: Faults of the tier because of which offsets were not searched.
         partitions: Certificates of the partitions, in order of topic and partition.
         requests: Number of requests to the store.
         bytes: Number of stored bytes that the store sent.
@@ -254,18 +247,16 @@ class Certificate(Displayed):
 
     @property
     def complete(self) -> bool:
-        """Returns whether every requested offset was searched.
-
-        If so, and if the assumptions are true, the log has no other matching records.
+        """Returns whether every requested offset was searched. If so, and if the assumptions are
+        true, the log has no matching records except those that were found.
         """
         return not self.faults and not any(partition.unread for partition in self.partitions)
 
     @property
     def exhaustive(self) -> bool:
-        """Returns whether the search is complete and covers all objects of the topics.
-
-        If so, and if the assumptions are true, no object of the tier contains another matching
-        record, not even a record that is outside the log.
+        """Returns whether the search is complete and covers all objects of the topics. If so, and
+        if the assumptions are true, no object of the tier contains a matching record that was not
+        found, not even outside the log.
         """
         is_partial = self.outside or any(partition.unserved for partition in self.partitions)
         return self.complete and not is_partial

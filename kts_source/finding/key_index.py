@@ -1,4 +1,5 @@
-"""Indexes of the keys that each segment may have, so that searches skip segments.
+"""Indexes of the keys that each segment may have, so that searches skip segments without the wanted
+keys.
 
 `kts_source.index_keys` writes a file per partition into a folder of this machine:
 
@@ -8,10 +9,10 @@ Numbers are big-endian. The table is JSON: a salt, a hash that identifies the se
 a list of segments. Each segment has the key, size and version of its log object, its offsets
 [start, stop), whether it has records without a key, and the position and CRC-32C of its filter.
 
-If a filter is damaged, or the log object now has another version, a search reads the segment.
+If a filter is damaged, or the version of the log object has changed, a search reads the segment.
 
-A filter stores parts of the 64-bit hashes of keys. About one in 67 million look-ups of a key that
-the segment does not have matches by accident. The format of a filter:
+A filter stores parts of the 64-bit hashes of keys. If the segment does not have a key, a look-up
+still matches with a probability of about one in 67 million. The format of a filter:
 
     borders  uint32 × (2^bits + 1)   first key of each bucket; the last one is the number of keys
     lows     uint32 × keys           ascending within a bucket
@@ -94,8 +95,8 @@ _WHOLE_SEGMENTS: Final = 1 << 62
 
 
 def hashes_of(keys: Iterable[bytes], *, salt: bytes, secret: bytes) -> Hashes:
-    """Returns the hash of each key, in the order of `keys`. If `secret` is empty, a hash depends
-    only on its key and the salt.
+    """Returns the hash of each key, in the order of `keys`. The hash of a key depends on the salt
+    and, unless it is empty, on `secret`.
     """
     start = hashlib.blake2b(digest_size=8, salt=salt, key=secret)
     hashes = bytearray()
@@ -150,8 +151,8 @@ class KeyFilter:
         return self.borders.astype("<u4").tobytes() + self.lows.astype("<u4").tobytes()
 
     def may_hold(self, hashes: Hashes) -> bool:
-        """Returns whether the segment may have a key with one of `hashes`. `False` proves that it
-        has none.
+        """Returns whether the segment may have a key with one of `hashes`. `False` proves that the
+        segment has no such key.
         """
         return any(
             self._may_hold(hashes[start : start + _LOOK_UPS])
@@ -186,9 +187,8 @@ class IndexedSegment:
     """A segment with a filter.
 
     Attributes:
-        key: Key of its log object.
-        size: Size of that object.
-        version: Version of that object.
+        key: Key of the log object.
+        version: Version of the log object when the filter was built.
         start: First offset that the filter covers.
         stop: End of the covered offsets, exclusive.
         has_null: True if there are records without a key.
@@ -225,8 +225,6 @@ class PartitionIndex:
     """The index of a partition: a file with the filters of its segments.
 
     Attributes:
-        path: Path of the file.
-        salt: Salt of the hashes.
         check: Hash of a fixed key with the salt and secret of the index. It shows whether a secret
             is the secret of the index.
         segments: Segments with a filter, by key of their log object.
@@ -259,9 +257,8 @@ class PartitionIndex:
         return data
 
     def may_hold(self, task_slice: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
-        """Returns whether the segment of a slice may have a key with one of `hashes`. If `null` is
-        true, also returns true if the segment has records without a key. Returns true if no usable
-        filter covers the slice.
+        """Returns whether the segment of a slice may have a key with one of `hashes` or, if `null`
+        is true, a record without a key. Returns true if no usable filter covers the slice.
         """
         segment = self.segment_of(task_slice)
         if segment is None or (null and segment.has_null):
@@ -333,8 +330,8 @@ class IndexFolder:
             return None
         if index.check != self._check(index.salt):
             raise InvalidOptionError(
-                f"index {file} was made with another secret, or without a secret: use the same"
-                " secret, or no secret"
+                f"index {file} was made with another secret, or without a secret: use the"
+                " secret of the index, or no secret if the index has none"
             )
         return index
 
@@ -400,13 +397,11 @@ def _read(file: Path) -> PartitionIndex:
 
 @dataclass(slots=True)
 class SegmentFilters:
-    """Finds slices that a search can skip: the filter of their segment proves that they have none
-    of the keys.
+    """Finds slices that a search can skip, because the filter of the segment proves that it has
+    none of the keys.
 
     Attributes:
-        folder: The folder of indexes.
         root: URI of the tier.
-        keys: The keys of the search.
         topic_ids: Topic id by topic and partition.
         ruled_out: Log objects of skipped slices, by topic and partition.
     """
@@ -452,7 +447,7 @@ class IndexReport:
 
     Attributes:
         segments: Number of segments that now have a filter.
-        read: Number of segments that this call has read. The other segments already had a filter.
+        read: Number of segments that this call has read. All other segments already had a filter.
         bytes: Total size of the index files that this call has written.
         left_out: Pairs of an object or partition that has no filter, and the reason.
     """
@@ -470,7 +465,8 @@ def index_keys(
     secret: bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> IndexReport:
-    """Writes a filter of the keys of each segment into `folder`, so that searches skip segments.
+    """Writes a filter of the keys of each segment into `folder`, so that searches skip segments
+    without the wanted keys.
 
     Segments that already have a filter are not read again.
 
@@ -552,9 +548,6 @@ class _IndexBuilder:
     """Builds the filters of segments, and counts the segments for `IndexReport`.
 
     Args:
-        reader: Reads segments.
-        options: Options of the index.
-        secret: Secret of the hashes.
         on_read: Called after each segment with the size of the segments so far, in bytes of the
             original segment files.
     """
@@ -621,11 +614,9 @@ class _IndexBuilder:
         return None
 
     def _build(self, task_slice: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes]:
-        """Reads a segment and builds its filter. Returns two values: the entry for the table of the
-        index, and the bytes of the filter.
-
-        Raises:
-            ValueError: The segment has too many keys, or its log object has no version.
+        """Reads a segment and builds its filter. Returns the entry for the table of the index, and
+        the bytes of the filter. Raises `ValueError` if the segment has too many keys, or if the
+        store reports no version of the log object.
         """
         has_null, count = False, 0
         hashes = [np.empty(0, np.uint64)]

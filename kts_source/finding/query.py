@@ -104,8 +104,8 @@ class HeaderQuery:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The conditions of a search; a record must meet all of them. `Conditions` describes the
-    attributes.
+    """The checked conditions of a search; a record must meet all of them. `Conditions` describes
+    the attributes.
     """
 
     keys: KeySet | None = None
@@ -195,13 +195,14 @@ class Conditions(TypedDict, total=False):
         value_contains: Bytes that the value must contain; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that must match somewhere in the value.
         headers: Names, or pairs of name and value. A string as value is encoded in UTF-8. A record
-            must have each of these headers. A header need not be the last one with its name.
+            must have each of these headers. If a record has several headers of one name, any of
+            them may match.
         producer_ids: One of these producers must have written the record.
         partitioner_pruning: True to search only the partitions to which Kafka's default partitioner
             writes the keys. The certificate states this assumption.
         num_partitions: Number of partitions of each topic, for `partitioner_pruning`; default: one
             more than the largest partition number in the tier.
-        key_index: Folder written by `index_keys`. Segments are skipped if their filter has none of
+        key_index: Folder written by `index_keys`. A segment is skipped if its filter has none of
             the keys.
         key_index_secret: The secret with which `key_index` was written.
     """
@@ -269,10 +270,10 @@ def _keys(values: Iterable[bytes | str | None]) -> set[bytes | None]:
 
 
 def _matches(values: pa.BinaryArray, pattern: str) -> pa.BooleanArray:
-    """Returns a mask that is true for the values in which `pattern` matches, as UTF-8 or as bytes.
+    """Returns a mask of the values in which `pattern` matches, as UTF-8 or as bytes.
 
-    Both comparisons are needed. As bytes, only ASCII letters count as letters. As UTF-8, a value
-    with an invalid character never matches.
+    Both searches are needed: as bytes, only ASCII letters count as letters; as UTF-8, a value with
+    an invalid character never matches.
     """
     as_text = pc.match_substring_regex(values.view(pa.string()), pattern=pattern)
     return pc.or_(as_text, pc.match_substring_regex(values, pattern=pattern))

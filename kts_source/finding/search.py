@@ -94,7 +94,7 @@ class SearchPlan:
 
     Attributes:
         plan: The slices to read.
-        faults: Faults of the tier; the plan skips the affected parts.
+        faults: Faults of the tier; the plan skips the affected offsets.
         uri: Root of the tier.
         listed_ms: When the tier was listed, in ms since 1970.
         counts: Number of partitions by topic; empty without `partitionerPruning`.
@@ -179,7 +179,6 @@ class TaskSearch:
 
     Attributes:
         task: Slices of one partition.
-        query: The conditions.
         matches: Number of records found.
         unread: Offsets that could not be read.
         metrics: Metrics of the read; set when the read has ended.
@@ -272,8 +271,8 @@ class TaskSearch:
                 yield UnreadRange(run[0], run[-1] + 1, reason, uri)
 
     def _is_archived(self, task_slice: SegmentSlice, reader: SegmentSource) -> bool:
-        """Returns whether a slice cannot be read until an archived object is restored. If so, adds
-        the slice to `unread`.
+        """Returns whether a needed object of a slice is archived. If so, adds the slice to
+        `unread`.
         """
         archived = archived_object(task_slice)
         if archived is not None:
@@ -289,8 +288,8 @@ class TaskSearch:
         )
 
     def _remaining(self, slices: list[SegmentSlice]) -> list[SegmentSlice]:
-        """Returns the slices, or parts of slices, after the last row that was read. Rows are in
-        offset order, so everything before that row was read.
+        """Returns the parts of the slices after the last row that was read. Rows are read in offset
+        order, so all offsets before that row were read.
         """
         done = self._next_offset
         if done is None:
@@ -371,8 +370,8 @@ def _certify_pruned(partition: PartitionPlan) -> PartitionCertificate:
 def _unplanned(
     partition: PartitionPlan, planned: Sequence[SegmentSlice], unread: Sequence[UnreadRange]
 ) -> Iterator[UnreadRange]:
-    """Yields the offsets of a partition that are neither in `planned` nor in `unread`. Such offsets
-    are a bug in planning. They must not be certified as searched.
+    """Yields the offsets of a partition that are neither in `planned` nor in `unread`. They are a
+    bug in planning, and must not be certified as searched.
     """
     position = partition.start
     covered = [(task_slice.start_offset, task_slice.stop_offset) for task_slice in planned]
@@ -385,8 +384,8 @@ def _unplanned(
 
 
 def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
-    """Yields the objects with records that are not part of the log: segments that were skipped,
-    segments that have only some offsets in the log, and orphans.
+    """Yields the objects with records that are not part of the log: segments that do not belong to
+    the log, segments of which only some offsets belong to the log, and orphans.
     """
     skipped = [(s.segment.objects.log.key, s.reason) for s in partition.surviving.skipped]
     for key, reason in skipped:
@@ -433,7 +432,6 @@ class _Run:
     """A finished search.
 
     Attributes:
-        searches: The searches of its tasks.
         filters: Filters of keys that ruled out segments; `None` without an index.
     """
 
@@ -447,7 +445,7 @@ class Search(Displayed):
 
     Args:
         options: The scan to search. The default of `isolationLevel` is `read_uncommitted`, because
-            records of aborted transactions are in the tier, too.
+            the tier also contains records of aborted transactions.
         query: Conditions in addition to option `where`.
 
     Raises:

@@ -30,8 +30,12 @@ from kts_source.layout.remote_segment import (
 )
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.custom_metadata import CustomMetadata, parse_custom_metadata
-from segment_format.manifest.object_names import SUFFIXES, parse_topic_directory
+from segment_format.manifest.object_names import (
+    SUFFIXES,
+    CustomMetadata,
+    parse_custom_metadata,
+    parse_topic_directory,
+)
 from segment_format.manifest.segment_manifest import (
     MANIFEST_VERSION,
     MAX_MANIFEST_BYTES,
@@ -115,10 +119,10 @@ class AivenLayout:
         without its suffix.
 
         The custom metadata of the segment may record the prefix, the key, both or neither. The
-        first stem uses the recorded values; `key_prefix` and the plugin's default key replace
-        missing ones. Custom metadata that cannot be parsed is logged and ignored. If the recorded
-        prefix differs from `key_prefix`, the second stem has the same key after `key_prefix`,
-        because the tier may have been copied to another path.
+        first stem uses the recorded values, and `key_prefix` and the plugin's default key for
+        values that are not recorded. Custom metadata that cannot be parsed is logged and ignored.
+        If the recorded prefix differs from `key_prefix`, the second stem consists of `key_prefix`
+        and the key of the first stem, because the tier may have been copied to another path.
         """
         try:
             recorded = parse_custom_metadata(name.custom_metadata)
@@ -152,9 +156,8 @@ class AivenLayout:
 def _usual_segments(
     infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int, start: int
 ) -> list[SegmentEntry] | None:
-    """Groups a listing by segment like `group_segments`, but faster. Returns `None` unless the
-    listing has exactly three objects for each segment, and the objects of a segment follow each
-    other.
+    """Groups a listing by segment like `group_segments`, but faster. Returns `None` if a segment
+    does not have exactly three objects, or its objects are not adjacent in the listing.
     """
     if len(infos) % 3:
         return None

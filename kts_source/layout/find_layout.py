@@ -18,12 +18,8 @@ BUILT_IN_LAYOUTS: Final = (AivenLayout.name, LocalTieredLayout.name, KafkaLogsLa
 
 
 def find_layout(name: str, *, end_of_log: bool = False, paths: int = 1) -> Layout:
-    """Returns a new layout for one plan.
-
-    Args:
-        name: Value of option `layout`.
-        end_of_log: Value of option `endOfLog`.
-        paths: Number of paths that contain log directories of brokers.
+    """Returns a new layout for one plan. `name` and `end_of_log` are the values of options `layout`
+    and `endOfLog`. `paths` is the number of paths that contain log directories of brokers.
 
     Raises:
         InvalidOptionError: No layout has this name.

@@ -45,7 +45,7 @@ class TopicFolder:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A segment in a listing, as shown by the names of its objects.
+    """A segment in a listing: the facts in the names of its objects.
 
     Attributes:
         described_by: Key of the object that describes the segment, such as its manifest; for error
@@ -76,8 +76,8 @@ class Orphan:
     Attributes:
         base_offset: First offset of the incomplete segment; `None` if no object name contains it.
         described: The incomplete segment, which `Layout.describe` accepts; `None` if the object
-            that describes it does not exist. A segment with this object was complete once, so its
-            missing objects are lost or being deleted.
+            that describes it does not exist. The describing object is uploaded last, so the missing
+            objects are lost or being deleted.
         written_ms: Time at which the newest of the objects was written, in ms since 1970; `None` if
             the store does not report it.
         sizes: Bytes of each object, if known from a listing.
@@ -170,7 +170,8 @@ class SegmentName:
 @runtime_checkable
 class NamingLayout(Layout, Protocol):
     """A layout whose object keys, `<stem>.<suffix>`, can be computed without a listing. All objects
-    of a partition are in one folder, and sort by base offset.
+    of a partition are in one folder, and the order of their keys is the order of their base
+    offsets.
 
     Attributes:
         required: Suffixes of the objects that a complete segment has. The object with the last
@@ -227,8 +228,8 @@ def group_segments(
         suffixes: Suffixes of a segment's objects.
         required: Suffixes of the objects that a complete segment has. If the object with the last
             suffix exists, the upload was complete.
-        described_by: Suffix of the object that errors name; by default the last suffix of
-            `required`.
+        described_by: Suffix of the object that errors name; by default, the object with the last
+            suffix in `required`.
     """
     by_segment: dict[tuple[int, str], dict[str, ObjectInfo]] = defaultdict(dict)
     orphans = []
@@ -264,14 +265,9 @@ def segment_or_orphan(
     required: Sequence[str],
     described_by: str,
 ) -> SegmentEntry | Orphan:
-    """Returns the segment that consists of the objects, or an orphan if required objects are
-    missing.
-
-    Args:
-        identity: Topic, topic id, partition, base offset and segment id.
-        objects: At least one listed object, by suffix.
-        required: See `group_segments`.
-        described_by: See `group_segments`.
+    """Returns the segment that consists of the objects; an orphan if required objects are missing.
+    `identity` is topic, topic id, partition, base offset and segment id; `required` and
+    `described_by` are arguments of `group_segments`.
     """
     entry = None
     if (last := objects.get(required[-1])) is not None:

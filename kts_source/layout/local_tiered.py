@@ -5,11 +5,11 @@ copies of the files of a segment, without a manifest.
 
 The facts of a segment are computed from its files:
 
-* The end offset is the last offset of the last batch. It is a lower bound: if compaction removed
-  the last records, the broker has recorded a higher end offset. A segment with an empty log ends
-  where the next segment begins.
-* The largest timestamp is from the last entry of the time index, if the batches from the offset of
-  this entry on confirm it.
+* The end offset is the last offset of the last batch. This is a lower bound: if compaction removed
+  the last records, the broker has recorded a higher end offset. For a segment with an empty log,
+  the end offset is the offset before the next segment.
+* The largest timestamp is from the last entry of the time index, if the batches at and after the
+  offset of this entry confirm it.
 * The leader epochs are from the leader-epoch checkpoint.
 * The time of the upload is unknown.
 
@@ -119,7 +119,7 @@ class LocalTieredLayout:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Groups the files of a partition by segment."""
+        """Lists the files of a partition, grouped by segment."""
         infos = list(store.list_objects(self.partition_folder(folder, partition)))
         return self.grouped(infos, folder, partition)
 
@@ -155,8 +155,8 @@ class LocalTieredLayout:
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Describes a segment. Reads three side files and the last batches of its log.
 
-        For an orphan without a log, the end offset is a lower bound: the last offset in its offset
-        index or in its leader-epoch checkpoint.
+        If the segment has no log (an orphan), its end offset is a lower bound: the last offset in
+        its offset index or leader-epoch checkpoint.
         """
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
@@ -176,6 +176,7 @@ class LocalTieredLayout:
                 base_offset=base,
                 indexed=floor if index else None,
                 newest=int(times.offsets[-1]) if times else None,
+                next_base=entry.next_base,
             )
         if end < floor:
             expected = "its offset index contains" if index else "its name begins with"
@@ -214,20 +215,20 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Sets `next_base` of each segment with an empty log to the next higher base offset of the
-    partition, because the log has no batch that shows where the segment ends.
+    """Returns the listing's segments. Sets `next_base` of each segment to the next higher base
+    offset in the partition: the end of a segment with an empty log, and evidence about the end of
+    other segments.
 
-    Base offsets of damaged segments count, too. Without them, the lost offsets of a damaged segment
-    would seem to belong to the empty segment before it.
+    Base offsets of damaged segments count, too. Otherwise, the lost offsets of a damaged segment
+    would belong to the empty segment before it.
     """
     bases: set[int | None] = {entry.base_offset for entry in listing.segments}
     bases |= {orphan.base_offset for orphan in listing.orphans}
     ascending = sorted(base for base in bases if base is not None)
     completed = []
     for entry in listing.segments:
-        log = entry.object(_LOG)
         index = bisect_right(ascending, entry.base_offset)
-        if log is not None and log.size == 0 and index < len(ascending):
+        if index < len(ascending):
             entry = replace(entry, next_base=ascending[index])
         completed.append(entry)
     return tuple(completed)
@@ -237,11 +238,10 @@ def _largest_timestamp(
     store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
 ) -> int:
     """Returns the timestamp (ms) of the last time-index entry if the log confirms it: the batch at
-    the offset of the entry has this timestamp, and no later batch has a larger one. If it does not,
+    the offset of the entry has this timestamp, and no later batch has a larger timestamp. Otherwise
     returns −1.
 
-    The comparison is needed because pruning relies on this timestamp, and the time index has no
-    checksum and may be truncated.
+    Pruning relies on this timestamp, and the time index has no checksum and may be truncated.
     """
     if log is None or not times:
         return _NO_TIMESTAMP

@@ -158,8 +158,8 @@ class RemoteSegment:
     def is_dated_before(self, timestamp_ms: int) -> bool:
         """Returns whether `max_timestamp_ms` proves that all records are older than a timestamp.
 
-        Some clients leave the largest timestamp of batch headers at −1 or 0, and brokers copy it,
-        so these values prove nothing.
+        Values of −1 and 0 prove nothing, because some clients do not set the largest timestamp in
+        batch headers.
         """
         return 0 < self.max_timestamp_ms < timestamp_ms
 
@@ -170,8 +170,8 @@ class RemoteSegment:
 
 
 def plain_chunks(size: int) -> FixedChunkIndex:
-    """Returns a table of equal chunks for a log that is stored without chunks. Readers read by
-    chunks, so the table limits the size of reads.
+    """Returns a table of equal chunks for a log that is stored without chunks. Readers read whole
+    chunks, so the table limits the size of a read.
     """
     step = max(min(_PLAIN_CHUNK_BYTES, size), 1)
     last = size - (-(-size // step) - 1) * step if size else 0
@@ -186,12 +186,9 @@ def plain_chunks(size: int) -> FixedChunkIndex:
 def epochs_between(
     lineage: Sequence[EpochEntry], start_offset: int, end_offset: int
 ) -> tuple[EpochEntry, ...]:
-    """Returns the leader epochs of a range of offsets, each with its first offset in the range.
-
-    Args:
-        lineage: Entries of a leader-epoch checkpoint.
-        start_offset: First offset, inclusive.
-        end_offset: Last offset, inclusive.
+    """Returns the leader epochs of the offsets from `start_offset` to `end_offset` (inclusive),
+    each with its first offset in this range. `lineage` has the entries of a leader-epoch
+    checkpoint.
     """
     stops = [entry.start_offset for entry in lineage[1:]]
     return tuple(
@@ -211,15 +208,14 @@ _KINDS: Final = {kind.value: kind for kind in IndexType}
 def segment_facts(
     segment: RemoteSegment, name_of: Callable[[ObjectRef], ObjectName | None]
 ) -> list[Any] | None:
-    """Encodes a segment, see the module docstring.
+    """Encodes a segment as the list of facts that the module docstring describes.
 
     Args:
         segment: The segment.
         name_of: Returns the name of an object, or `None`.
 
     Returns:
-        The facts; `None` if an object has no name, or if the chunk table is of a kind that cannot
-        be encoded.
+        The facts; `None` if an object has no name, or the chunk table has an unsupported type.
     """
     objects = segment.objects
     chunks = _chunk_facts(objects.chunk_index)
@@ -257,8 +253,8 @@ def segment_facts(
 def segment_from_facts(
     identity: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
 ) -> RemoteSegment:
-    """Decodes a segment. Chunk sizes are parsed only when they are used, because most plans need
-    the chunk sizes of few segments.
+    """Decodes a segment. Chunk sizes are parsed when they are first used, because most plans need
+    them for few segments.
 
     Args:
         identity: Topic, topic id, partition and segment id.

@@ -6,7 +6,7 @@ from kts_source.options.option_table import (
     READ_UNCOMMITTED,
     options_tables,
 )
-from kts_source.options.parsing import Option
+from kts_source.options.parsing import Option, Options, OptionValue, PathOrOptions, option_texts
 from kts_source.options.scan_options import (
     ScanOptions,
     check_for_batch,
@@ -15,7 +15,6 @@ from kts_source.options.scan_options import (
     parse_any_options,
     parse_options,
 )
-from kts_source.options.values import Options, OptionValue, PathOrOptions, option_texts
 
 __all__ = [
     "OPTIONS",

@@ -100,7 +100,7 @@ def fetch_options(
     Args:
         values: Parsed options by name.
         storage: Options `s3.*` and `storageOptions` of the first store, by name in lower case.
-        fallback: Options of the mirror's store, named like those in `storage`. For the mirror, they
+        fallback: Options of the mirror's store, with the names of `storage`. For the mirror, they
             override `storage`.
 
     Raises:
@@ -136,8 +136,8 @@ _SCHEMAS: Final = CacheLimits(64 << 20, None)
 """Limits of the cache of registered schemas, which never change."""
 
 
-def _or_no_bound(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
-    """Returns a parser that accepts −1, which means no limit, and otherwise parses like `parse`."""
+def _or_no_limit(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
+    """Returns a parser that accepts −1 (no limit), and otherwise calls `parse`."""
 
     def parse_bound(name: str, text: str) -> int:
         if text.strip() == f"{_NO_BOUND}":
@@ -165,26 +165,26 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "indexCacheBytes",
-        _or_no_bound(parse_byte_size),
+        _or_no_limit(parse_byte_size),
         "Disk space for manifests and indexes on each machine, −1 = no limit; like the broker's"
         " `remote.log.index.file.cache.total.size.bytes`.",
         default="1g",
     ),
     Option(
         "indexCacheTtlMs",
-        _or_no_bound(parse_positive_int),
+        _or_no_limit(parse_positive_int),
         "Time from the last access until manifests and indexes are deleted, −1 = never.",
         default="900000",
     ),
     Option(
         "chunkCacheBytes",
-        _or_no_bound(parse_byte_size),
+        _or_no_limit(parse_byte_size),
         "Disk space for chunks of segments on each machine, −1 = no limit; default: off. Chunks"
         " stay encrypted unless `cachePlaintext` is set. The plugin's `fetch.chunk.cache.size`.",
     ),
     Option(
         "chunkCacheTtlMs",
-        _or_no_bound(parse_positive_int),
+        _or_no_limit(parse_positive_int),
         "Time from the last access until chunks are deleted, −1 = never; like the plugin's"
         " `fetch.chunk.cache.retention.ms`.",
         default="600000",
@@ -200,12 +200,8 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
 
 
 def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> CacheSettings:
-    """Builds the settings of the disk caches from parsed options.
-
-    Args:
-        values: Parsed options by name.
-        patience_seconds: Seconds to wait for another task that fetches the same range into the
-            cache.
+    """Builds the settings of the disk caches from parsed options. A task that needs a range which
+    another task is fetching into the cache waits for `patience_seconds`.
 
     Raises:
         InvalidOptionError: `cachePlaintext` is set without `chunkCacheBytes`, or the folder of a

@@ -1,7 +1,7 @@
-"""The table of all options. The parser, the docs and errors use it.
+"""The table of all options, for the parser, the docs and error texts.
 
-Options of Spark's own Kafka source keep their names here. Spark passes names in lower case, so
-names are compared without regard to case.
+Options of Spark's Kafka source have the same names here. Spark passes names in lower case, so names
+are case-insensitive.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.fetch_options import FetchOptions, cache_settings, fetch_options
 from kts_source.options.option_table import DISKS, METADATA_TOPIC, OPTIONS, READ_COMMITTED
-from kts_source.options.parsing import check_characters
+from kts_source.options.parsing import check_characters, option_texts
 from kts_source.options.selection import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
 from kts_source.options.times import TIME_RANGE, Clock, options_with_durations, resolved_times
@@ -26,9 +26,8 @@ from kts_source.options.value_formats import (
     error_columns,
     further_columns,
 )
-from kts_source.options.values import option_texts
 from kts_source.predicate.model import And
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.store.open_store import refuse_credentials
 from kts_source.store.storage_options import (
     S3_OPTIONS,
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
 
     from kts_source.broker.settings import BrokerSettings
     from kts_source.cache.caches import CacheSettings
+    from kts_source.options.parsing import Options, OptionValue, PathOrOptions
     from kts_source.options.selection import Selection
-    from kts_source.options.values import Options, OptionValue, PathOrOptions
     from kts_source.predicate.model import Predicate
     from kts_source.secret import Secret
 
@@ -108,7 +107,7 @@ class ScanOptions:
             topics.
         starting: Lower bound of the read offsets, inclusive.
         ending: Upper bound of the read offsets, exclusive.
-        columns: Columns of the table, in order.
+        columns: Columns of the rows, in order.
         target_partition_bytes: Target size of a Spark partition in original bytes (after decryption
             and decompression of chunks).
         storage: Credentials and settings of the store.
@@ -127,7 +126,7 @@ class ScanOptions:
         brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
         tail: True to read up to the end of the brokers' log; false to end where the tier ends.
         broker_fallback: True to read records from brokers if the store does not return them.
-        stream: Settings of streams; no effect in a batch.
+        stream: Settings of streams; not used in a batch.
         formats: Formats of decoded keys and values.
     """
 
@@ -190,23 +189,24 @@ def parse_any_options(source: Options) -> ScanOptions:
     """Checks the options of a batch or a stream, and converts their texts to typed values.
 
     Args:
-        source: Text or value of each option, by its name. Upper and lower case are equal.
+        source: Text or value of each option, by name. Names are case-insensitive.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
         RegistryError: A registry that must supply the schema does not answer.
     """
     spelled, texts = _by_lower_name(option_texts(source))
-    key_texts = _take(texts, KEY_OPTION_PATTERN)
-    storage_texts = _take(texts, _STORAGE)
+    key_texts = _pop_matching(texts, KEY_OPTION_PATTERN)
+    storage_texts = _pop_matching(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # it is also in the table of options
         texts["storageoptions"] = storage_texts["storageoptions"]
     fallback_texts = {
-        name.removeprefix("fallback."): text for name, text in _take(texts, _FALLBACK).items()
+        name.removeprefix("fallback."): text
+        for name, text in _pop_matching(texts, _FALLBACK).items()
     }
     _replace_aliases(texts)
     _refuse(texts, spelled)
-    kafka_texts = _take(texts, _KAFKA)
+    kafka_texts = _pop_matching(texts, _KAFKA)
     ignored = [name for name in _IGNORED if texts.pop(name, None) is not None]
     values = _parse_known(texts, spelled)
     durations = options_with_durations(values)
@@ -257,7 +257,7 @@ def _snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name)
 
 
-def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
+def _pop_matching(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
     """Removes from `texts` all options with a name that matches `names`, and returns them."""
     return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
 
@@ -281,11 +281,8 @@ def _refuse(texts: Mapping[str, str], spelled: Mapping[str, str]) -> None:
 
 
 def _parse_known(texts: Mapping[str, str], spelled: Mapping[str, str]) -> dict[str, Any]:
-    """Parses the options of the table.
-
-    Args:
-        texts: Text of each option, by its name in lower case.
-        spelled: The user's spelling of each name, by the name in lower case.
+    """Parses the options of the table. `texts` contains the text of each option by its name in
+    lower case, and `spelled` the user's spelling of each name.
     """
     for name, text in texts.items():
         if name not in _BY_LOWER_NAME:
@@ -313,9 +310,9 @@ def _selection(values: Mapping[str, Any]) -> Selection:
     names = ("subscribe", "subscribePattern", "assign")
     selected = [name for name in names if values[name] is not None]
     if len(selected) != 1:
+        found = f"{' and '.join(selected)} are" if selected else "none is"
         raise InvalidOptionError(
-            f"one and only one of the options {', '.join(names)} must be given, not"
-            f" {' and '.join(selected) or 'none'}"
+            f"exactly one of the options {', '.join(names)} must be set, but {found} set"
         )
     selection: Selection = values[selected[0]]
     return selection
@@ -363,11 +360,11 @@ def _columns(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> tupl
 def checked_columns(
     option: str, names: Sequence[str], formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
-    """Returns the names of requested columns, spelled as in the table.
+    """Returns the names of requested columns in their exact spelling.
 
     Args:
-        option: The option that names them, for errors.
-        names: Names in the requested order. Upper and lower case are equal.
+        option: The option that contains the names, for errors.
+        names: Names in the requested order, case-insensitive.
         formats: Formats of decoded keys and values.
 
     Raises:
@@ -397,7 +394,7 @@ def parse_options(source: Options) -> ScanOptions:
     """Checks the options of one batch `load()`, and converts their texts to typed values.
 
     Args:
-        source: Text or value of each option, by its name. Upper and lower case are equal.
+        source: Text or value of each option, by name. Names are case-insensitive.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
@@ -408,8 +405,7 @@ def parse_options(source: Options) -> ScanOptions:
 
 
 def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> ScanOptions:
-    """Returns the checked options of one batch `load()`. Options that are already checked are
-    returned unchanged.
+    """Returns the checked options of one batch `load()`. Returns `ScanOptions` unchanged.
 
     Args:
         source: Options, or the path of the tier.
@@ -417,11 +413,11 @@ def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> Scan
 
     Raises:
         InvalidOptionError: See `parse_options`.
-        TypeError: Options are added to options that are already checked.
+        TypeError: `source` is a `ScanOptions` and `more` is not empty.
     """
     if isinstance(source, ScanOptions):
         if more:
-            raise TypeError(f"options are already checked, so none can be added: {min(more)}")
+            raise TypeError(f"`ScanOptions` cannot be combined with further options: {min(more)}")
         return source
     return parse_options(option_texts(source, **more))
 
@@ -465,7 +461,7 @@ def check_for_stream(options: ScanOptions) -> None:
 
 def refuse_durations(options: ScanOptions, names: AbstractSet[str], reason: str) -> None:
     """Raises InvalidOptionError if one of the options in `names` has a duration before the current
-    time. `reason` explains why the meaning of the option must not change between runs.
+    time, which would mean another time in each run. `reason` explains why this is not allowed.
     """
     for name in sorted(options.durations & names):
         raise InvalidOptionError(
@@ -477,7 +473,7 @@ def refuse_durations(options: ScanOptions, names: AbstractSet[str], reason: str)
 def _tier_values(
     values: Mapping[str, Any], storage_texts: Mapping[str, str], *, has_brokers: bool
 ) -> dict[str, Any]:
-    """Returns the attributes of `ScanOptions` that say where records are stored."""
+    """Returns the attributes of `ScanOptions` that determine where records are stored."""
     _check_path(values, has_brokers=has_brokers)
     path = values["path"] or ""
     disk_paths: tuple[str, ...] = ()
@@ -530,11 +526,9 @@ def _check_catalog(values: Mapping[str, Any], *, has_brokers: bool) -> None:
 
 
 def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, ...]:
-    """Returns the paths of option `tailPath`, which name disks of stopped brokers.
-
-    Raises:
-        InvalidOptionError: The options name brokers and disks of stopped brokers, or option
-            `layout` or `keyPrefix` contradicts `tailPath`.
+    """Returns the paths of option `tailPath`, which name disks of stopped brokers. Raises
+    `InvalidOptionError` if the options also name running brokers, or if `layout` or `keyPrefix`
+    contradicts `tailPath`.
     """
     for name, is_given in (
         ("layout 'kafka-logs'", values["layout"] == DISKS),
@@ -553,7 +547,7 @@ def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, .
             " 'path' names disks, not a tier: name all log directories in 'path', separated by"
             " commas"
         )
-    if is_beside(values["keyPrefix"]):
+    if is_in_additional_store(values["keyPrefix"]):
         raise InvalidOptionError(
             f"option 'keyPrefix' cannot be {values['keyPrefix']!r} together with option"
             " 'tailPath', which uses this prefix internally"

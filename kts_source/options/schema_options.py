@@ -1,5 +1,5 @@
-"""Options of schemas: `value.schema`, `value.subject` and `value.schema-registry.…`, named as
-confluent-kafka names them.
+"""Options of schemas: `value.schema`, `value.subject` and `value.schema-registry.…`. Option names
+after `schema-registry` are those of confluent-kafka.
 
 The reader's schema is requested or read once, when options are parsed, and stored with the options.
 """
@@ -146,12 +146,8 @@ def registry_options(column: str) -> Iterator[Option]:
 def registry_place(
     column: str, values: Mapping[str, Any], cache: CacheSettings
 ) -> RegistryPlace | None:
-    """Returns the registry or folder with the schemas of a column; `None` if no option names one.
-
-    Args:
-        column: `key` or `value`.
-        values: Parsed options by name.
-        cache: Settings of the caches on disk.
+    """Returns the registry or folder with the schemas of `column` (`key` or `value`); `None` if no
+    option names one.
 
     Raises:
         InvalidOptionError: Options contradict each other, or a file cannot be read.
@@ -270,8 +266,8 @@ def schema_text(name: str, text: str) -> str:
 
 
 def ddl_text(name: str, text: str) -> str:
-    """Returns the DDL of an option. Its text is a DDL, a JSON Schema, or the name of a file that
-    contains one of these.
+    """Returns the DDL of an option. The option's text is a DDL, a JSON Schema, or the name of a
+    file that contains one of these.
     """
     from segment_format.values.json.ddl import parse_ddl, print_ddl
     from segment_format.values.json.json_schema import json_schema_type
@@ -302,8 +298,8 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
     Args:
         name: Name of the option.
         path: Text of the option: the path of the file.
-        otherwise: Part of the error text after "option … is", if the option does not name a
-            readable file.
+        otherwise: Continues the error text "option … is" if the option does not name a readable
+            file.
 
     Raises:
         InvalidOptionError: The file cannot be read, or has more than 16 MiB.
@@ -331,9 +327,9 @@ class ReaderSchema:
 
 
 def known_subject(column: str, subject: str | None, selection: Selection) -> str:
-    """Returns the subject of a column. This is option `subject` if it is set. Otherwise, if only
-    one topic is read, it is the default of producers, such as `<topic>-value`. Returns an empty
-    text if several topics are read.
+    """Returns option `subject` if it is set. Otherwise, if only one topic is read, returns the
+    default subject of producers, such as `<topic>-value`. Returns an empty text if several topics
+    are read.
     """
     if subject is not None:
         return subject

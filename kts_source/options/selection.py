@@ -1,8 +1,8 @@
 """The selection of topics and partitions, and the bounds of a read. A bound is an end of the log,
 offsets or timestamps.
 
-The option texts have the same formats as in Spark's Kafka source (`KafkaOffsetRangeLimit` and its
-JSON).
+The texts of options have the formats of Spark's Kafka source (`KafkaOffsetRangeLimit`,
+`JsonUtils`).
 """
 
 from __future__ import annotations
@@ -211,13 +211,8 @@ _Value = TypeVar("_Value")
 def partition_values(
     name: str, text: str, example: str, parse: Callable[[object], _Value]
 ) -> dict[str, dict[int, _Value]]:
-    """Parses a JSON object of values by topic and partition.
-
-    Args:
-        name: Name of the option.
-        text: The JSON text.
-        example: A valid text, for errors.
-        parse: Converts a value of JSON; raises `InvalidOptionError`.
+    """Parses a JSON object of values by topic and partition. Calls `parse` for each value. Errors
+    contain the option's name, and `example`, a valid text.
     """
     values: dict[str, dict[int, _Value]] = {}
     for topic, partitions in parse_json_object(name, text, example=example).items():

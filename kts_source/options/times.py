@@ -156,7 +156,7 @@ class Clock:
         )
 
     def conditions(self, name: str, times: _TimeRange) -> tuple[Compare, ...]:
-        """Returns the conditions on the timestamp that `start,stop` stands for. Raises
+        """Returns the conditions on the timestamp that a range `start,stop` means. Raises
         InvalidOptionError if the stop is before the start.
         """
         start, stop = (None if time is None else self.epoch_ms(time) for time in times)
@@ -183,8 +183,8 @@ TIME_RANGE: Final = "timestampRange"
 
 
 def resolved_times(values: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
-    """Converts the times in parsed options to bounds and conditions. Returns these by name of the
-    option. Raises InvalidOptionError; see `Clock`.
+    """Converts the times in parsed options to bounds and conditions, and returns them by name of
+    the option. Raises InvalidOptionError; see `Clock.bound` and `Clock.conditions`.
     """
     resolved: dict[str, Any] = {
         name: clock.bound(name, values[name]) for name in _BOUNDS if values[name] is not None
@@ -195,8 +195,8 @@ def resolved_times(values: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
 
 
 def options_with_durations(values: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the parsed options with a duration before the current time. In the next
-    run, such an option means another time.
+    """Returns the names of the parsed options with a duration before the current time. Such options
+    mean another time in every run.
     """
     return frozenset(
         name for name in (*_BOUNDS, TIME_RANGE) if any(map(_is_ago, _times(values[name])))

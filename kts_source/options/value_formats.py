@@ -95,7 +95,7 @@ class ColumnFormat:
 
     @property
     def needs_type(self) -> bool:
-        """True if the type must be inferred from a sample, see `planning.infer_types`."""
+        """True if the type must be inferred from a sample; see `planning.infer_types`."""
         return self.format in (JSON, JSON_CONFLUENT) and not self.schema
 
     @property
@@ -225,7 +225,7 @@ def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
 
 
 def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
-    """Returns the names of the columns that decoding adds to the table."""
+    """Returns the names of the columns that decoding adds: encoded bytes and decoding errors."""
     formats = tuple(formats)
     return (*error_columns(formats), *(form.raw_column for form in formats))
 
@@ -289,13 +289,8 @@ def column_formats(
     selection: Selection,
     cache: CacheSettings,
 ) -> tuple[ColumnFormat, ...]:
-    """Returns the formats of the decoded columns.
-
-    Args:
-        values: Parsed options by name.
-        set_options: Names of the options that the user set, in lower case.
-        selection: Topics to read.
-        cache: Settings of the caches on disk.
+    """Returns the formats of the decoded columns, from the parsed options `values`. `set_options`
+    are the names of the options that the user set, in lower case.
 
     Raises:
         InvalidOptionError: Options contradict each other, or a schema is missing or invalid.
@@ -363,13 +358,15 @@ def _column_format(
 def _registry(
     column: str, form: str, values: Mapping[str, Any], selection: Selection, cache: CacheSettings
 ) -> tuple[RegistryPlace | None, str | None]:
-    """Returns two values: the registry or folder with the schemas of a column, and the subject. The
-    first value is `None` if no option names a location. The second is `None` if the format or the
-    location has no subjects.
+    """Returns two values: the registry or folder with the schemas of a column (`None` if no option
+    names a location), and the subject (`None` if the format or the location has no subjects).
     """
     registry = registry_place(column, values, cache)
     if form == AVRO_GLUE and registry is not None and registry.is_url:
-        raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
+        raise InvalidOptionError(
+            f"option '{column}.{URL}' is a URL, but {form} reads schemas only from a folder: set it"
+            " to the path of a folder"
+        )
     if form == AVRO_APICURIO and registry is not None:
         registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
     requested = values[f"{column}.subject"]
@@ -408,10 +405,10 @@ def fields_of_formats(formats: Iterable[ColumnFormat]) -> Mapping[str, FindField
 
 
 def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnFormat:
-    """Returns the format of a column reduced to the fields in `paths`. The names in `paths` must be
-    exact, as the functions of `fields_of_formats` return them.
+    """Returns the format of a column, reduced to the fields in `paths`. The names in `paths` must
+    be spelled exactly as in the schema.
     """
-    needed = {_needed_by_field(form, path) for path in paths}
+    needed = {_selectable_prefix(form, path) for path in paths}
     fields = tuple(sorted(".".join(path) for path in needed))
     return replace(form, fields=None if () in needed else fields)
 
@@ -432,7 +429,7 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
     return find_field(all_fields, path)
 
 
-def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
+def _selectable_prefix(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the longest prefix of a field's path that option `columns` can name; empty if there
     is none. The option cannot name members of unions, and field names that contain dots may be
     ambiguous.

@@ -1,8 +1,8 @@
 """Resolves the range of offsets that a scan reads in a partition, and checks that the log has these
 offsets.
 
-`earliest` is the log start, `latest` the end of the log. If an offset is outside the log, an error
-states the reason, or the offset is clamped with a warning. Like in a broker's ListOffsets, a
+`earliest` is the log start, and `latest` is the end of the log. If an offset is outside the log, an
+error states the reason, or the offset is clamped with a warning. Like in a broker's ListOffsets, a
 timestamp resolves to the first offset of a record with this or a later timestamp.
 
 Timestamps of records are in any order, so a binary search is impossible: a segment, a part of the
@@ -10,7 +10,7 @@ time index or a batch is skipped only if its largest timestamp is lower than the
 on a broker, the result may be the offset of a transaction marker or of an aborted record. The time
 index has no checksum, so an entry is used only if the records around its offset confirm it. A
 manifest has no checksum either, so the largest timestamp of the last skipped segment is compared
-with its time index. Source: `RemoteLogManager.findOffsetByTimestamp`.
+with the segment's time index. Source: `RemoteLogManager.findOffsetByTimestamp`.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
 
 
 class Progress(Protocol):
-    """The offsets that a reader has already read. A plan continues after them."""
+    """The offsets that a reader has already read. A plan with a `Progress` contains only later
+    offsets.
+    """
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition. Returns `None` if the
-        reader has read nothing of the partition. Then only the options determine the bounds.
+        reader has read nothing of the partition: then the options determine the bounds.
         """
 
     def first_missing(self, partition: PartitionPlan) -> int:
@@ -87,9 +89,9 @@ class Place:
     Attributes:
         orphans: Objects that belong to no complete segment.
         fail_on_data_loss: False to log a warning about missing offsets instead of raising an error.
-        holder: Name of the source that has the log, such as "the tier", for messages.
-        beyond: State of the offsets after the end of the source, such as "not tiered yet", for
-            messages.
+        holder: The source that has the log, such as "the tier", for messages.
+        beyond: State of the offsets after the end of the log in this source, such as "not tiered
+            yet", for messages.
     """
 
     topic: str
@@ -102,7 +104,7 @@ class Place:
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
-    def in_parts(self, start: int, stop: int) -> str:
+    def orphans_text(self, start: int, stop: int) -> str:
         """Returns a message about orphans whose base offset is in [start, stop); an empty text if
         there is no such orphan.
         """
@@ -127,14 +129,14 @@ class Place:
 def requested_bounds(
     options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> tuple[int, int]:
-    """Resolves the offsets [start, stop) that the options request. Does not consider open
-    transactions.
+    """Resolves the offsets [start, stop) that the options request. Ignores open transactions, which
+    may end the read earlier.
 
     Raises:
         OffsetOutOfRangeError: A bound is outside the log, or no record has the starting timestamp
             or a later one.
-        DataLossError: The first record with the timestamp or a later one may be among missing
-            offsets.
+        DataLossError: Offsets are missing that may have had the first record with the timestamp or
+            a later one.
         InvalidOptionError: The start is above the end.
     """
     start = resolve_start(options, location, partition, lookup)
@@ -149,8 +151,10 @@ def requested_bounds(
 def resolve_start(
     options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    """Resolves the first offset that the options request; see `requested_bounds`."""
-    wanted = wanted_of(options.starting, location)
+    """Resolves the first offset that the options request. Raises the errors of
+    `requested_bounds`.
+    """
+    wanted = requested_value(options.starting, location)
     if wanted is None or wanted == EARLIEST_OFFSET:
         return partition.log_start
     if isinstance(options.starting, OffsetsBound):
@@ -176,7 +180,7 @@ def resolve_start(
 def _resolve_stop(
     bound: Bound, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    wanted = wanted_of(bound, location)
+    wanted = requested_value(bound, location)
     if wanted is None or wanted == LATEST_OFFSET:
         return partition.stop
     if isinstance(bound, OffsetsBound):
@@ -205,8 +209,8 @@ def check_named(
     Args:
         options: Options with the bounds.
         held: The partitions to read.
-        topics: Topics whose partitions without data are unknown. If a bound names all partitions of
-            such a topic that have data, it may also name partitions without data.
+        topics: Topics for which it is unknown whether they have partitions without data. If a bound
+            names all partitions of such a topic that have data, it may name further partitions.
 
     Raises:
         InvalidOptionError: A bound names a partition that is not read.
@@ -233,9 +237,9 @@ def _names(partitions: AbstractSet[tuple[str, int]]) -> str:
     return some(f"{topic}-{number}" for topic, number in sorted(partitions))
 
 
-def wanted_of(bound: Bound, location: Place) -> int | None:
-    """Returns the offset or timestamp of a bound for a partition. Returns `None` for `earliest` and
-    `latest`, and for a partition that a bound in JSON does not name.
+def requested_value(bound: Bound, location: Place) -> int | None:
+    """Returns the offset or timestamp that a bound has for a partition. Returns `None` if the bound
+    is `earliest` or `latest`, or is in JSON and does not name the partition.
     """
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
@@ -249,7 +253,7 @@ def _clamped(option: str, offset: int, location: Place, partition: PartitionLog)
     reason = location.beyond if offset > partition.stop else "below the log start"
     location.raise_or_warn(
         f"{option} names offset {offset}, which is {reason}: {location.holder} holds"
-        f" [{partition.log_start}, {partition.stop}){location.in_parts(offset, offset + 1)}"
+        f" [{partition.log_start}, {partition.stop}){location.orphans_text(offset, offset + 1)}"
         "; failOnDataLoss=false reads the offsets that exist",
         OffsetOutOfRangeError,
     )
@@ -260,11 +264,11 @@ def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason
     """Checks that a read does not end before an ending offset that the options name.
 
     A read with `read_committed` ends at `decided`, the start of the first undecided transaction.
-    Raises `OffsetOutOfRangeError` if this is below `stop`, the ending bound is an explicit offset,
-    and loss is not allowed. For other bounds (`latest`, −1, timestamps), the read may end at
-    `decided`.
+    Raises `OffsetOutOfRangeError` if `decided` is below the requested end `stop`, the ending bound
+    is an explicit offset, and loss is not allowed. For other bounds (`latest`, −1, timestamps),
+    ending at `decided` is no error.
     """
-    wanted = wanted_of(bound, location) if isinstance(bound, OffsetsBound) else None
+    wanted = requested_value(bound, location) if isinstance(bound, OffsetsBound) else None
     if decided >= stop or wanted in (None, LATEST_OFFSET) or not location.fail_on_data_loss:
         return
     raise OffsetOutOfRangeError(
@@ -274,22 +278,21 @@ def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason
 
 
 def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
-    """Reports a damaged segment whose leader epoch may be newer than all epochs in readable
-    checkpoints. It is then unknown which segments belong to the log. Raises `DataLossError`; only
-    warns if loss is allowed.
+    """Raises `DataLossError` because a damaged segment may have a newer leader epoch than all
+    readable checkpoints: then it is unknown which segments belong to the log. If loss is allowed,
+    logs a warning instead.
     """
     location.raise_or_warn(
-        f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
-        f" {damaged.stop_offset}), whose checkpoint is lost, so it is unknown which segments belong"
-        f" to the log{location.in_parts(damaged.start_offset, damaged.stop_offset)}"
-        "; failOnDataLoss=false reads them all"
+        f"the checkpoint of offsets [{damaged.start_offset}, {damaged.stop_offset}) is lost, and"
+        " they may have the newest leader epoch, so it is unknown which segments belong to the"
+        f" log{location.orphans_text(damaged.start_offset, damaged.stop_offset)}"
+        "; failOnDataLoss=false reads all segments"
     )
 
 
 def refuse_contradiction(location: Place, evidence: str) -> None:
-    """Reports `evidence` that the newest leader-epoch checkpoint is wrong. Segments of the log
-    would be skipped because of the wrong checkpoint. Raises `DataLossError`; only warns if loss is
-    allowed.
+    """Raises `DataLossError` because `evidence` shows that the newest leader-epoch checkpoint is
+    wrong, so that segments of the log would be skipped. If loss is allowed, logs a warning instead.
     """
     location.raise_or_warn(
         f"{evidence}. Segments would be skipped because of it. Restore the damaged side file from a"
@@ -299,9 +302,9 @@ def refuse_contradiction(location: Place, evidence: str) -> None:
 
 
 def check_outcomes(location: Place, partition: PartitionLog, decisions: Decisions) -> None:
-    """Checks that the outcomes of all transactions are known. An outcome is unknown if its marker
-    may be in a hole, or if no usable producer snapshot shows which transactions are open after a
-    hole. In this case raises `DataLossError`, or logs a warning if data loss is allowed.
+    """Raises `DataLossError` if the outcome of a transaction is unknown: its marker may be in a
+    hole, or no usable producer snapshot after a hole shows which transactions are open. If loss is
+    allowed, logs a warning instead.
     """
     gap = decisions.unknown_after
     if gap is not None:
@@ -327,11 +330,10 @@ def check_outcomes(location: Place, partition: PartitionLog, decisions: Decision
 def check_no_holes(
     location: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
 ) -> None:
-    """Raises `DataLossError` if offsets of [start, stop) are missing. Logs a warning instead
-    if data loss is allowed.
+    """Raises `DataLossError` if offsets of [start, stop) are missing. If loss is allowed, logs a
+    warning instead. Appends `note` to the message.
 
-    Unverifiable gaps count as missing, because they may have contained records. `note` is appended
-    to the message.
+    Unverifiable gaps count as missing, because they may have contained records.
     """
     if start >= stop:
         return
@@ -342,7 +344,7 @@ def check_no_holes(
     for hole in missing:
         texts.append(
             f"[{max(hole.start, start)}, {min(hole.stop, stop)}) {hole.between}"
-            f"{location.in_parts(hole.start, hole.stop)}"
+            f"{location.orphans_text(hole.start, hole.stop)}"
         )
         if hole in partition.unverifiable:
             texts[-1] += " (none are missing if compaction removed the last records before them)"
@@ -375,12 +377,12 @@ def is_skipped(
     timestamp_ms: int,
     side_files: SideFiles,
 ) -> bool:
-    """Returns whether all records of a segment have timestamps before `timestamp_ms`. A search can
-    skip such a segment.
+    """Returns whether a search can skip a segment, because all its records have timestamps before
+    `timestamp_ms`.
 
-    For the last segment of a run of skipped segments, the time index must confirm the largest
-    timestamp in the description. For the skipped segments before it, the description is trusted. If
-    a description is wrong but timestamps ascend, these segments still have no wanted records.
+    The largest timestamp in a description is trusted if the next segment is skipped, too: even if
+    it is wrong, the segment has no wanted records as long as timestamps ascend. The time index must
+    confirm the largest timestamp of the last skipped segment.
     """
     if not segment.is_dated_before(timestamp_ms):
         return False
@@ -390,9 +392,8 @@ def is_skipped(
 
 
 def has_confirmed_time(segment: RemoteSegment, side_files: SideFiles) -> bool:
-    """Returns whether the time index confirms the largest timestamp of a segment. Also returns true
-    if the time index does not exist or is archived. The check is needed because manifests have no
-    checksum.
+    """Returns whether the time index of a segment confirms its largest timestamp, which manifests
+    store without a checksum. Also returns True if the time index does not exist or is archived.
     """
     stored = segment.objects.indexes.get(IndexType.TIMESTAMP)
     if stored is None or not stored.size or stored.source.storage_class in ARCHIVE_CLASSES:
@@ -421,8 +422,8 @@ class Skip:
 
     Attributes:
         last_offset: All records up to this offset have earlier timestamps.
-        rest: Offset and timestamp (ms) of each record after `last_offset`. Does not contain batches
-            in which all timestamps are earlier.
+        rest: Offset and timestamp (ms) of the records after `last_offset`, without batches in which
+            all timestamps are earlier.
     """
 
     last_offset: int
@@ -431,11 +432,10 @@ class Skip:
 
 def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFiles) -> Skip | None:
     """Finds the last time-index entry with a timestamp before `timestamp_ms`, and compares it with
-    the log.
+    the log. Returns the records that a search can skip.
 
-    Returns:
-        The records that can be skipped; `None` if there are none, because the indexes are empty or
-        unusable, no entry has an earlier timestamp, or the records contradict the entry.
+    Returns `None` if no record can be skipped: the indexes are empty or unusable, no entry has an
+    earlier timestamp, or the records contradict the entry.
     """
     times, offsets = side_files.time_index(segment), side_files.offset_index(segment)
     if times is None or offsets is None:

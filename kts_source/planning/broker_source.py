@@ -1,18 +1,19 @@
 """Combines a tier and its brokers as the sources of a scan, which reads a topic from its log start
 to its end.
 
-The leader defines the log. The tier serves its segments on the leader's branch, and brokers serve
-every other offset. So holes, damaged segments and segments without description lose no offsets.
+The leader defines the log. Offsets in segments on the leader's branch are read from the tier, and
+all other offsets from brokers. So holes, damaged segments and segments without description lose no
+offsets.
 
-Transactions in the tier are decided separately for each run of adjacent segments. If a transaction
-was aborted by a marker in the run, it is in a transaction index of the run's segments. Transactions
-that are open at the end of a run began below the last stable offset, so their outcome is decided,
-and the leader reports which of them were aborted. The leader is asked at the end of every run, not
-only at the end of the tier, because brokers may fill holes between runs.
+The outcomes of transactions are found separately for each run of adjacent segments. If the abort
+marker of a transaction is in the run, the transaction is in a transaction index of the run's
+segments. If a transaction is open at the end of a run, it began below the last stable offset, so it
+has an outcome. The leader reports which of these transactions were aborted. It is asked at the end
+of every run, because brokers may fill holes between runs.
 
-`tail=false` ends a read where the tier ends. Damaged segments count for this end, because brokers
-serve their offsets. The leader's local log start counts, too, because brokers delete their copy of
-a segment only after its upload.
+With `tail=false`, a read ends at the tier's end. This is the largest of: the end of all segments,
+including damaged ones, because brokers serve their offsets; and the leader's local log start,
+because brokers delete their copy of a segment only after its upload.
 
 Source: `LocalLog.collectAbortedTransactions`, `TransactionIndex`, KIP-98.
 """
@@ -123,11 +124,10 @@ class TieredPart:
 
     Attributes:
         segments: All complete segments that can be described, in any order.
-        side_files: Reads the side files of the segments.
         damaged: Segments that lost objects but can be described. Filled only with `tail=false`, to
             find the end of the tier.
-        unreadable: Base offset and URI of each segment that has no valid description, or no end
-            offset in it. Filled only with `tail=false`.
+        unreadable: Base offset and URI of each segment whose description is invalid or lacks the
+            end offset. Filled only with `tail=false`.
         epoch_stops: By leader epoch, one past the last offset with this epoch in segments that the
             metadata topic names; empty if the metadata topic is not read.
     """
@@ -149,14 +149,11 @@ class TieredPart:
 
 
 class BrokerSource:
-    """Lists the selected partitions of a cluster and their segments in the tier; a `Source`.
+    """A `Source` that lists the selected partitions of a cluster and their segments in the tier.
 
     Args:
-        options: Options of the scan.
-        tier: The tier.
         describing: Threads that describe segments.
         pool: Threads that list partitions.
-        view: The cluster.
         progress: Offsets that the reader has already read.
 
     Attributes:
@@ -218,8 +215,8 @@ class BrokerSource:
         )
 
     def finish(self) -> list[str]:
-        """Checks that no topic was deleted or created again during planning, and that the tier has
-        objects of tiered topics. Returns notes for the user.
+        """Checks that no topic was deleted or created again during planning, and that every topic
+        with tiered offsets has objects in the tier. Returns notes for the user.
         """
         self._view.check_topics()
         if not self._options.path:
@@ -285,15 +282,15 @@ class BrokerSource:
         return TieredPart(segments, side_files, damaged, unreadable, stops)
 
     def check_tier(self) -> None:
-        """Raises `TopicNotFoundError` if the tier has no object of a topic although brokers report
-        tiered offsets. In this case the options probably name the wrong path or tier.
+        """Raises `TopicNotFoundError` if brokers report tiered offsets of a topic, but the tier has
+        no object of it. Then the options probably name the wrong path or tier.
         """
         uri = self._tier.store.uri(self._options.key_prefix)
         for brokers in self._view.logs.values():
             is_tiered = brokers.local_start is not None and brokers.local_start > brokers.log_start
             is_missing = is_tiered and brokers.topic not in self._tiered_topics
             if is_missing and self._options.fail_on_data_loss:
-                problem = f"there is nothing of topic id {brokers.topic_id} at {uri}"
+                problem = f"there is no object of topic id {brokers.topic_id} at {uri}"
                 check = "check path, keyPrefix and layout"
                 if self._named is not None and not self._named.names_any(brokers.topic):
                     problem = (
@@ -301,7 +298,7 @@ class BrokerSource:
                     )
                     check = "remove option catalog=metadata-topic, so that the tier is listed"
                 raise TopicNotFoundError(
-                    f"brokers say that offsets [{brokers.log_start}, {brokers.local_start}) are"
+                    f"brokers report that offsets [{brokers.log_start}, {brokers.local_start}) are"
                     f" tiered, but {problem}: {check}, or remove option 'path' to read the whole"
                     " topic from brokers",
                     topic=brokers.topic,
@@ -311,7 +308,7 @@ class BrokerSource:
     def _notes(self) -> list[str]:
         uri = self._tier.store.uri(self._options.key_prefix)
         notes = [
-            f"topic {name}: nothing of topic id {topic.topic_id} at {uri}; all of it is read from"
+            f"topic {name}: no object of topic id {topic.topic_id} at {uri}; all of it is read from"
             " brokers"
             for name, topic in self._view.topics.items()
             if name not in self._tiered_topics
@@ -324,8 +321,8 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True)
 class _TierRun:
-    """A run of adjacent segments in the tier. It ends with the last segment that is needed to find
-    out how transactions ended.
+    """A run of adjacent segments in the tier, up to the last segment that is needed to find the
+    outcomes of transactions.
 
     Attributes:
         log: The log, with only the ranges of this run.
@@ -337,8 +334,8 @@ class _TierRun:
 
 
 class UnusableSegmentError(Exception):
-    """Raised if the side files of a segment do not show its transactions. Brokers must then serve
-    the segment.
+    """Raised if the side files of a segment do not show which transactions it contains. Then
+    brokers must serve the offsets of the segment.
     """
 
     def __init__(self, segment_id: str) -> None:
@@ -350,13 +347,11 @@ class UnionLog(SourceLog):
     """The log of a partition, which is read from the tier and from the leader.
 
     Args:
-        options: Options of the scan.
         brokers: The log as the leader describes it.
         tiered: Segments in the tier.
-        view: Sends requests to the leader.
         named: Segments that the metadata topic names; `None` if it is not read.
-        with_lineage: True to add leader epochs to plans, beginning with the epoch of the last
-            offset before the plan.
+        with_lineage: True to add leader epochs to plans. The first is the epoch of the last offset
+            before the plan.
     """
 
     def __init__(
@@ -456,9 +451,9 @@ class UnionLog(SourceLog):
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """Compares the decisions with markers in the log, like `SourceLog.confirm`. If the
-        transaction index of a segment does not match the log, brokers serve the offsets of the
-        segment from now on, and the result is False.
+        """Compares the decisions with markers in the log, like `SourceLog.confirm`. Returns False
+        if the transaction index of a segment does not match the log. Brokers then serve the offsets
+        of this segment in later calls of `decided`.
         """
         for run in self._tier_runs:
             ranges = run.log.ranges
@@ -468,19 +463,19 @@ class UnionLog(SourceLog):
                     check_end(run.log, decisions.aborted, run.ends, number, below, self.side_files)
                 except (CorruptSegmentError, UnknownStartError) as error:
                     log.warning("%s", error)
-                    self._leave_to_brokers(_segment_of(error, ranges, number).segment_id)
+                    self._leave_to_brokers(_segment_for_brokers(error, ranges, number).segment_id)
                     return False
         return True
 
     def _aborted_in_run(
         self, run: PartitionLog, read: tuple[int, int], stop: int, ends: EndStates
     ) -> tuple[list[AbortedTxn], int]:
-        """Returns two values: the aborted transactions that the segments of the read show, and the
-        number of the last segment whose transaction index was read.
+        """Returns the aborted transactions that the segments of the read show, and the number of
+        the last range whose transaction index was read.
 
-        Later segments are read only while a transaction that began before offset `stop`, and is
-        open at the end of the read's last segment, is undecided. Such a transaction is included if
-        a later segment or the leader reports that it was aborted.
+        Reads later ranges of `run` only while a transaction that began before offset `stop` has no
+        outcome at the end of the range. Such a transaction is included if a later range or the
+        leader reports that it was aborted.
 
         Args:
             run: Consecutive ranges of the log.
@@ -506,7 +501,7 @@ class UnionLog(SourceLog):
             end = span.segment.stop_offset
             still_open = {
                 (producer, first)
-                for producer, first in self._open_at_end(run, number, ends).items()
+                for producer, first in self._open_transactions_at_end(run, number, ends).items()
                 if first < min(stop, end_of_log)
             }
             began = still_open if began is None else still_open & began
@@ -525,14 +520,16 @@ class UnionLog(SourceLog):
             " with isolationLevel=read_uncommitted"
         )
 
-    def _open_at_end(self, run: PartitionLog, number: int, ends: EndStates) -> Mapping[int, int]:
+    def _open_transactions_at_end(
+        self, run: PartitionLog, number: int, ends: EndStates
+    ) -> Mapping[int, int]:
         """Returns the first offset of each transaction that is open at the end of range `number`,
-        by producer id. If the producer snapshot is unusable, brokers should serve the segment. If
-        the brokers are too old for this, replays the log instead.
+        by producer id. Uses the producer snapshot; if it is unusable and the brokers are too old to
+        serve the segment, replays the log.
 
         Raises:
-            UnusableSegmentError: Brokers must serve the segment: its snapshot is unusable, and the
-                log was not replayed or does not show the open transactions.
+            UnusableSegmentError: Brokers must serve the segment, because its snapshot is unusable
+                and the log was not replayed or does not show the open transactions.
         """
         span = run.ranges[number]
         segment = span.segment
@@ -555,7 +552,7 @@ class UnionLog(SourceLog):
     def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
         """Returns the aborted transactions that are open at `offset` according to the leader, as
         pairs of producer id and first offset. If the leader's own tier lost the records at `offset`
-        and loss is allowed, returns `began`, which has all open transactions.
+        and loss is allowed, returns all open transactions (`began`).
         """
         try:
             return self._view.aborted_across(self._brokers, offset)
@@ -563,14 +560,14 @@ class UnionLog(SourceLog):
             oldest = min(first for _, first in began)
             self.place.raise_or_warn(
                 f"transactions that began at offset {oldest} or later are open at offset {offset},"
-                f" and their outcome is unknown: {error.message}. failOnDataLoss=false leaves their"
-                " records out"
+                f" and their outcome is unknown: {error.message}. failOnDataLoss=false skips"
+                " their records"
             )
             return began
 
     def broker_ranges(self, start: int, stop: int) -> list[BrokerRange]:
-        """Returns the broker ranges for the offsets in [start, stop) that the tier does
-        not serve.
+        """Returns the broker ranges for those offsets in [start, stop) that are not read from the
+        tier.
         """
         brokers = self._brokers
         rest = list(between(self.log.ranges, start, stop))
@@ -592,8 +589,8 @@ class UnionLog(SourceLog):
         ]
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """Returns `plan` with the broker ranges and, if they are needed, leader epochs and facts
-        from the metadata topic.
+        """Returns `plan` with its broker ranges, and with leader epochs and facts from the metadata
+        topic if they are needed.
         """
         brokers, key = self._brokers, (plan.topic, plan.partition)
         rest = between(self.log.ranges, plan.start, plan.wanted_stop)
@@ -615,9 +612,7 @@ class UnionLog(SourceLog):
 
 
 def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
-    """Returns a `Place` for a partition that brokers serve, with the facts for checks and error
-    messages.
-    """
+    """Returns the `Place` of a partition that is read from brokers."""
     holder, beyond = "the tier", "not tiered yet (tail=false)"
     if options.tail:
         holder = "the cluster"
@@ -631,12 +626,12 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
     )
 
 
-def _segment_of(
+def _segment_for_brokers(
     error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange], number: int
 ) -> RemoteSegment:
-    """Returns the segment that brokers must serve after an error. For an `UnknownStartError`, this
-    is the segment of range `number`. For another error, it is the segment with the error's
-    offset, or the last segment if no segment has it.
+    """Returns the segment that brokers must serve after an error: for an `UnknownStartError`, the
+    segment of range `number`; for another error, the segment that has the error's offset, or the
+    last segment if none has it.
     """
     if isinstance(error, UnknownStartError):
         return ranges[number].segment
@@ -648,8 +643,8 @@ def _segment_of(
 
 
 def _fits_previous_range(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:
-    """Returns whether transaction-index entries of range `number` fit the transactions that are
-    open at the start of the range.
+    """Returns whether transaction-index entries of range `number` agree with the transactions that
+    are open at the start of the range.
     """
     try:
         return not ends.contradicts_snapshot(number, entries)
@@ -663,14 +658,8 @@ def tier_end(
     owned: Mapping[int, tuple[int, int]],
     location: Place,
 ) -> int:
-    """Returns one past the last offset of the leader's log that was tiered.
-
-    Args:
-        tiered: Segments in the tier.
-        brokers: The log as the leader describes it.
-        owned: By leader epoch, the offsets [start, stop) that have this epoch on the leader's
-            branch.
-        location: The partition; determines whether an unknown end is an error.
+    """Returns one past the last offset of the leader's log that was tiered. `owned` has, by leader
+    epoch, the offsets [start, stop) with this epoch on the leader's branch.
 
     Raises:
         DataLossError: A segment without a valid description begins at or after the end, so the end
@@ -693,11 +682,9 @@ def tier_end(
 
 
 def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]) -> int:
-    """Returns one past the last offset of a segment on the leader's branch; 0 if the segment is on
-    another branch.
-
-    A segment without leader epochs counts as a segment on the branch. It has message format 0 or 1,
-    or lost its leader-epoch checkpoint.
+    """Returns one past the last offset of a segment on the leader's branch; 0 if it is on another
+    branch. A segment without leader epochs counts as on the branch: it has message format 0 or 1,
+    or lost its checkpoint.
     """
     if not segment.leader_epochs:
         return segment.stop_offset
@@ -712,8 +699,8 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
 def bytes_per_offset(
     log: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
 ) -> float:
-    """Estimates the bytes per offset of the records that brokers serve. Uses the newest segments of
-    the tier. If the tier has no segment, uses the first batches of the range [start, stop).
+    """Estimates the bytes per offset of the records that brokers serve, from the newest segments of
+    the tier. If the tier has no segment, uses the first batches of [start, stop).
     """
     newest = [span.segment for span in log.ranges[-_SAMPLE_SEGMENTS:]]
     if newest:

@@ -19,8 +19,8 @@ from kts_source.broker.cluster import (
     EARLIEST_LOCAL,
     LATEST,
     Cluster,
-    knows_local_start,
     reports_aborted_from,
+    reports_local_start,
     topic_configs,
 )
 from kts_source.broker.fetch_range import RangeFetcher
@@ -57,7 +57,6 @@ class BrokerLog:
     """A partition's log as its leader describes it.
 
     Attributes:
-        topic_id: Id of the topic.
         leader_epoch: Epoch of the last record below the end. The leader's current epoch may be
             newer.
         log_start: First offset that a consumer may see.
@@ -83,8 +82,6 @@ class ClusterView:
     """Sends the requests of a plan to the brokers of a cluster. Thread-safe.
 
     Args:
-        settings: Broker connection settings.
-        options: Options of the scan.
         counts: Known number of partitions by topic id. The topic may have more.
         batch: Topic id of each partition of a micro-batch. If it is set, only these partitions are
             read, not all selected ones. A partition is skipped if its topic now has another id.
@@ -126,24 +123,18 @@ class ClusterView:
             raise
 
     def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
-        """Requests the topics and the ends of their logs. If one of these has changed, requests all
-        other facts again.
-
-        Args:
-            unread: Partitions with unread records. If the log start of one of them has moved, this
-                counts as a change, too.
-
-        Returns:
-            True if something changed.
+        """Requests the topics and the ends of their logs. If a topic or an end has changed,
+        requests all other facts again. A moved log start of a partition in `unread` (partitions
+        with unread records) counts as a change, too. Returns True if something changed.
         """
         read_committed = self._options.read_committed
         if self._batch is None:
             topics = self._selected(self._options)
             keys = _selected_keys(self._options, topics)
         else:
-            topics, keys = self._of_batch(self._batch)
+            topics, keys = self._topics_of_batch(self._batch)
         ends = self._cluster.offsets(keys, LATEST, read_committed=read_committed)
-        if ends == self._ends and topics == self.topics and not self._have_moved(unread):
+        if ends == self._ends and topics == self.topics and not self._log_starts_moved(unread):
             return False
         starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)
         # These high watermarks are used only in messages.
@@ -173,12 +164,12 @@ class ClusterView:
         self.topics, self._ends = topics, ends
         return True
 
-    def _of_batch(
+    def _topics_of_batch(
         self, batch: Mapping[TopicPartition, str]
     ) -> tuple[dict[str, ClusterTopic], list[TopicPartition]]:
-        """Returns two values: the topics of a batch by name, and its partitions. Skips partitions
-        whose topic now has another id. Does not request partitions outside the batch, because they
-        may have no leader, and this must not fail the batch.
+        """Returns the topics of a batch by name, and its partitions. Skips partitions whose topic
+        now has another id. Requests only partitions of the batch, because another partition without
+        a leader must not fail the batch.
         """
         described = self._topics({topic for topic, _ in batch})
         keys = [
@@ -221,7 +212,7 @@ class ClusterView:
             topic=topic,
         )
 
-    def _have_moved(self, keys: Collection[TopicPartition]) -> bool:
+    def _log_starts_moved(self, keys: Collection[TopicPartition]) -> bool:
         """Returns whether the log start of a partition in `keys` has changed."""
         if not keys:
             return False
@@ -252,8 +243,8 @@ class ClusterView:
         """Returns the offsets [start, stop) that each epoch has on the leader's branch. Omits
         epochs that are not on this branch.
 
-        Requests every epoch separately, because the response for the newest epoch does not show
-        whether an older epoch is on a dead branch (`LeaderEpochFileCache.endOffsetFor`).
+        Requests the end of every epoch, because the end of the newest epoch does not show whether
+        an older epoch is on a dead branch (`LeaderEpochFileCache.endOffsetFor`).
         """
         wanted = sorted(set(epochs))
         asked = sorted({each for epoch in wanted for each in (epoch - 1, epoch) if each >= 0})
@@ -320,18 +311,18 @@ class ClusterView:
         return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)
 
     def _local_starts(self, keys: list[TopicPartition]) -> dict[TopicPartition, int]:
-        supported = [key for key in keys if knows_local_start(self._cluster, key)]
+        supported = [key for key in keys if reports_local_start(self._cluster, key)]
         return self._cluster.offsets(supported, EARLIEST_LOCAL, read_committed=False)
 
     def aborted_across(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
         """Returns the aborted transactions that begin below `offset` and end at or after it, as
         pairs of producer id and first offset. The result may include other aborted transactions.
 
-        A request at the last stable offset would return no records and therefore no transactions,
-        so this requests the record before it.
+        A request at the last stable offset would return no records, and so no transactions. In this
+        case, requests the record before the last stable offset.
 
         Raises:
-            DataLossError: The brokers read the offset from their own tier, which lacks it.
+            DataLossError: The brokers' own tier lacks the offset.
             BrokerUnavailableError: There is no record to request.
         """
         position = min(offset, log.end - 1)

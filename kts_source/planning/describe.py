@@ -19,7 +19,7 @@ from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog,
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.texts import Displayed, Table, format_bytes
 from kts_source.tier import Tier, open_tier
 
@@ -52,8 +52,8 @@ class PartitionWatermark:
             the tier.
         last_stable_timestamp_ms: Largest timestamp in the segment that contains the last offset
             below `last_stable_offset`; `None` if unknown. If `last_stable_offset` is inside the
-            segment, only earlier offsets count. Then the timestamp is from the time index, which
-            lacks the last few batches. Records are not read.
+            segment, this is the largest timestamp of earlier offsets according to the time index,
+            which lacks the last few batches.
         reason: Why a read with `read_committed` ends at `last_stable_offset`.
         segments: Number of segments that are read.
         stored_bytes: Size of the log objects of these segments.
@@ -173,9 +173,8 @@ class DescribedPlan:
     """A description of a tier, and the plan from which it was computed.
 
     Attributes:
-        description: The result of `describe`.
         plan: The plan that reads every partition from its log start to its last stable offset.
-        uri: Root of the tier, free of credentials.
+        uri: Root of the tier, without credentials.
     """
 
     description: TierDescription
@@ -228,7 +227,7 @@ def described_plan(
         side_files = SideFiles(reader, max_batch_bytes=unbounded.max_batch_bytes)
         disk_bytes: dict[tuple[str, int], int] = {}
         for piece in (piece for task in plan.tasks for piece in task.slices):
-            if is_beside(piece.objects.log.key):
+            if is_in_additional_store(piece.objects.log.key):
                 key = piece.topic, piece.partition
                 disk_bytes[key] = disk_bytes.get(key, 0) + piece.nominal_bytes
         marks = [
@@ -249,7 +248,9 @@ def _watermark(
     surviving, disks = partition.surviving, partition.disks
     tiered = [span.segment for span in surviving.ranges]
     if disks is not None:
-        tiered = [segment for segment in tiered if not is_beside(segment.objects.log.key)]
+        tiered = [
+            segment for segment in tiered if not is_in_additional_store(segment.objects.log.key)
+        ]
     mark = PartitionWatermark(
         topic=partition.topic,
         topic_id=partition.topic_id,
@@ -358,8 +359,8 @@ def with_brokers(
 
 @dataclass(frozen=True, slots=True)
 class LockedPartition:
-    """Facts about a partition that cannot be read because private keys are missing. The facts are
-    from its manifests.
+    """A partition that cannot be read because private keys are missing. The facts are from its
+    manifests.
 
     Attributes:
         keys_needed: Ids of the missing keys. Each is needed by at least one segment.
@@ -400,8 +401,8 @@ def unless_locked(make: Callable[[], _Result]) -> _Result | None:
 def partitions_with_keys(
     options: ScanOptions, tier: Tier | None = None
 ) -> list[tuple[ListedPartition, tuple[str, ...]]]:
-    """Returns two values for every partition: the partition, and the ids of private keys that its
-    segments need and the options lack.
+    """Returns every partition, with the ids of the private keys that its segments need and the
+    options lack.
     """
     held = set(options.key_ring.key_ids)
     with (
@@ -422,7 +423,7 @@ def _missing_keys(listed: ListedPartition, held: set[str]) -> tuple[str, ...]:
 
 
 def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOptions:
-    """Returns a copy of the options that selects only the partitions in `partitions`."""
+    """Returns a copy of the options that selects exactly the partitions in `partitions`."""
     numbers: dict[str, tuple[int, ...]] = {}
     for listed in partitions:
         numbers[listed.topic] = (*numbers.get(listed.topic, ()), listed.partition)
@@ -430,8 +431,8 @@ def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOpt
 
 
 def locked_partition(listed: ListedPartition, keys: tuple[str, ...]) -> LockedPartition:
-    """Returns the facts about a partition that cannot be read, because the private keys with the
-    ids `keys` are missing.
+    """Returns the facts about a partition that cannot be read without the private keys with the ids
+    `keys`.
     """
     segments = listed.all()
     return LockedPartition(

@@ -5,8 +5,8 @@ are read from the tier. All other offsets (the tail, unfinished copies, holes) a
 replica with the highest offset on the branch. If this replica lacks offsets, they are read from
 other replicas of the branch.
 
-The log start is the highest log start that the tier or a disk records. Brokers write it to disk
-every minute and at shutdown, and update the leader-epoch checkpoint with it. The log ends at the
+The log start is the highest log start that the tier or a disk records. Brokers write the log start
+to disk every minute and at shutdown, together with the leader-epoch checkpoint. The log ends at the
 high watermark of the disks or at the end of the tier, whichever is higher, because brokers copy
 only offsets below the high watermark to the tier.
 
@@ -29,8 +29,8 @@ from kts_source.layout.kafka_logs.replica_choice import (
     Branch,
     Filler,
     ReplicaSource,
-    agreed_to,
-    furthest,
+    end_of_agreement,
+    longest_replica,
     newest_branch,
     surviving_log,
 )
@@ -56,7 +56,7 @@ from kts_source.planning.partition_plan import DiskPart
 from kts_source.planning.segment_catalog import SegmentCatalog, discover, wanted_topic_id
 from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.planning.tier_source import newest_lineage, open_tier_log
-from kts_source.store.joined_store import beside
+from kts_source.store.joined_store import additional_store_prefix
 from kts_source.texts import printable, some
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class _Topic:
         listed: Partitions of the topic in the tier.
         on_disks: Numbers of the partitions that have a replica on disks.
         asked: Numbers of the selected partitions.
-        notes: Notes for the user.
     """
 
     topic: str
@@ -95,7 +94,7 @@ class _Topic:
 
 
 class DiskSource:
-    """Lists the selected partitions of a tier and disks; a `Source`."""
+    """A `Source` that lists the selected partitions of a tier and of disks."""
 
     def __init__(
         self, options: ScanOptions, tier: Tier, describing: Executor, pool: Executor
@@ -110,7 +109,9 @@ class DiskSource:
             describing,
             fail_on_data_loss=options.fail_on_data_loss,
         )
-        self._disks = Disks(tier.store, map(beside, range(len(options.tail_paths))))
+        self._disks = Disks(
+            tier.store, map(additional_store_prefix, range(len(options.tail_paths)))
+        )
         if self._disks.without:
             names = ", ".join(tier.store.uri(root) for root in self._disks.without)
             raise TierNotFoundError(
@@ -164,7 +165,7 @@ class DiskSource:
         missing = [name for name in names if name not in available]
         if missing or not names:
             problem = f"no topic {', '.join(map(repr, missing))}" if missing else "no topic matches"
-            remains = sorted(disks.remains().intersection(missing))
+            remains = sorted(disks.topics_not_in_use().intersection(missing))
             also = (
                 f"; checkpoints or folders set aside there name {some(remains)}" if remains else ""
             )
@@ -186,14 +187,14 @@ class DiskSource:
                 listed = {each.partition: each for each in discovered[name].partitions}
                 notes = list(discovered[name].notes)
             else:
-                topic_id, listed = _id_on_disks(options, name, ids), {}
-                notes = [f"topic {name}: nothing in the tier at {uri}; all of it is on disks"]
+                topic_id, listed = _topic_id_on_disks(options, name, ids), {}
+                notes = [f"topic {name}: the tier at {uri} has no object; all of it is on disks"]
             topics.append(self._topic(name, topic_id, ids, listed, notes))
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier, except topics for which option `topicId` requests an id
-        that exists only on disks.
+        """Returns the topics of the tier. Omits a topic if option `topicId` names an id of it that
+        exists only on disks.
         """
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
         return {
@@ -225,19 +226,19 @@ class DiskSource:
             asked = self._options.selection.partitions[name]
         elsewhere = {n for other in disk_ids for n in self._with_replica(name, other)}
         if lost := sorted(elsewhere - replicas):
-            notes.append(f"topic {name}: on disks, partitions {lost} are of another topic id only")
+            notes.append(f"topic {name}: on disks, partitions {lost} have another topic id")
         if empty := [n for n in asked if n not in listed and n not in replicas]:
             aside = [orphan for n in empty for orphan in disks.set_aside((name, n))]
             note = f"topic {name}: partitions {empty} are neither in the tier nor on disks"
             notes.append(f"{note}, but {some(map(str, aside))}" if aside else note)
-        if others := disks.aside_of_others(name, topic_id):
+        if others := disks.folders_set_aside(name, topic_id):
             unused = some(map(str, others))
-            notes.append(f"topic {name}: not read, of no partition in use: {unused}")
+            notes.append(f"topic {name}: not read, because no partition in use has them: {unused}")
         return _Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes))
 
     def _with_replica(self, topic: str, topic_id: str) -> frozenset[int]:
-        """Returns the partitions that have a replica with this topic id. Replicas in `-delete`,
-        `-stray` and `-future` folders do not count.
+        """Returns the partitions that have a replica with this topic id. Ignores folders of
+        deleted, stray and future replicas.
         """
         numbers = self._disks.partitions(topic, topic_id)
         return frozenset(n for n in numbers if self._disks.has_replica((topic, n), topic_id))
@@ -258,7 +259,7 @@ class DiskSource:
             ]
             Place(*key, orphans, options.fail_on_data_loss).raise_or_warn(
                 f"no log directory of option 'tailPath' holds a replica of topic id"
-                f" {topic.topic_id}, so what was not tiered is lost"
+                f" {topic.topic_id}, so offsets that were not tiered are lost"
                 f"{''.join(f'; {text}' for text in remains)}; failOnDataLoss=false reads what the"
                 " tier has"
             )
@@ -280,15 +281,15 @@ class DiskSource:
         if disk_log.is_undecided and options.read_committed:
             location.raise_or_warn(
                 f"no producer snapshot is valid at the first segment of {disk_log.disks.folder}, so"
-                " it is unknown which transactions were open there, and whether the disk ended"
-                " them; failOnDataLoss=false assumes that none was open"
+                " it is unknown which transactions were open there, and whether records on the disk"
+                " ended them; failOnDataLoss=false assumes that none was open"
             )
         return disk_log
 
 
-def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
-    """Returns the topic id to read for a topic that exists only on disks. Raises InvalidOptionError
-    if the options do not determine it.
+def _topic_id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
+    """Returns the topic id to read for a topic that is on disks but not in the tier. Raises
+    `InvalidOptionError` if the options do not determine the id.
     """
     available = sorted(ids)
     wanted = wanted_topic_id(options, topic)
@@ -311,9 +312,9 @@ class DiskLog(SourceLog):
     Attributes:
         disks: Facts about the chosen replica on disks, for the plan.
         notes: Objects on the disks that are not read, with the reasons.
-        is_undecided: True if the outcome of transactions in segments on disk is unknown. It is
-            unknown if no file records which transactions are open at the start of the first segment
-            on disk, and the tier has the log before this segment.
+        is_undecided: True if the outcome of transactions in segments on disk is unknown: the tier
+            has offsets before the first segment on disk, but no file records which transactions are
+            open at the start of this segment.
     """
 
     def __init__(
@@ -355,9 +356,7 @@ class DiskLog(SourceLog):
         return replace(plan, disks=self.disks)
 
     def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
-        """Returns the branch with the highest leader epoch, which is the branch of the tier or of a
-        disk.
-        """
+        """Returns the branch with the highest leader epoch: the branch of the tier or of a disk."""
         branch, tier_lineage = newest_branch(self._replicas), self._tier_lineage
         # All logs with the same epoch have the same history, but a disk may record only a part of
         # it.
@@ -371,34 +370,34 @@ class DiskLog(SourceLog):
     def _log_start(self) -> int:
         """Returns the first offset that a consumer may see, according to the tier and the disks.
 
-        If a topic is tiered, the first segment on disk is not the log start, because brokers delete
-        older segments from disk after the copy to the tier.
+        The first segment on disk is not the log start of a tiered topic, because brokers delete
+        copied segments from disk.
         """
         branch, tier_lineage = self._branch, self._tier_lineage
         recorded = []
         if tier_lineage:
             end = max(segment.stop_offset for segment in (*self._segments, *self._damaged))
             first = tier_lineage[0].start_offset
-            if first <= agreed_to(Branch(tuple(tier_lineage), first, end), branch):
+            if first <= end_of_agreement(Branch(tuple(tier_lineage), first, end), branch):
                 recorded.append(first)
         from_epochs = []
         for replica in self._replicas:
-            agreed = agreed_to(replica, branch)
+            agreed = end_of_agreement(replica, branch)
             log_start = replica.log_dir.log_starts.get(self._key)
             if log_start is not None and log_start <= agreed:
                 recorded.append(log_start)
             if replica.history and EPOCHS_FILE in replica.files.others:
                 first = replica.history[0].start_offset
                 from_epochs += [first] if first <= agreed else []
-        local = furthest(self._replicas, branch).log_start
+        local = longest_replica(self._replicas, branch).log_start
         is_tiered = self._segments or self._damaged
         if is_tiered or any(offset < local for offset in recorded):
             return max([*recorded, *from_epochs], default=0)
         return max([*recorded, local])
 
     def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
-        """Merges the segments of the tier with segments on disks, which serve the offsets that the
-        tier lacks. Sets `log`, `disks`, `notes`, `place` and `is_undecided`.
+        """Merges the segments of the tier with segments on disks, for the offsets that the tier
+        lacks. Sets `log`, `disks`, `notes`, `place` and `is_undecided`.
         """
         disks, branch = self._all_disks, self._branch
         store, (topic, number) = disks.store, self._key
@@ -424,7 +423,7 @@ class DiskLog(SourceLog):
         main = ReplicaSource(replica, on_disk, recovery)
         others = [other for other in self._replicas if other is not replica]
         filler = Filler(store, folder, number, branch, main, others, low, disk.stop)
-        filled = _filled(filler, held, low, disk.stop)
+        filled = _replica_ranges(filler, held, low, disk.stop)
         ranges = sorted([*held, *filled], key=lambda span: span.start)
         lost_replicas, remarks = _lost_replicas(disks, folder, number, disk, tier_end)
         lost += lost_replicas
@@ -450,7 +449,7 @@ class DiskLog(SourceLog):
         )
         self.place = replace(self.place, orphans=(*self.place.orphans, *self.notes))
         begins_on_disk = not ranges or ranges[0] in from_disk
-        is_decided = begins_on_disk or recovery.knows_open()
+        is_decided = begins_on_disk or recovery.records_open_at_start()
         self.is_undecided = not is_decided and any(map(_has_rebuilt_index, from_disk))
 
 
@@ -461,17 +460,19 @@ def _has_rebuilt_index(span: SegmentRange) -> bool:
 
 
 def _ranges_in_gap(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
-    """Yields, for each segment that has offsets of `gap`, the range of these offsets."""
+    """Yields the range of offsets in `gap` of each segment that has such offsets."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
             yield SegmentRange(segment, start, stop)
 
 
-def _filled(
+def _replica_ranges(
     filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
 ) -> list[SegmentRange]:
-    """Returns ranges of other replicas for the offsets of [low, stop) that `held` lacks."""
+    """Returns ranges of other replicas for those offsets of [low, stop) that are in no range of
+    `held`.
+    """
     return [
         span
         for gap in between(held, low, max(low, stop))
@@ -485,10 +486,9 @@ def _filled(
 def _lost_replicas(
     disks: Disks, folder: TopicFolder, partition: int, disk: SurvivingLog, tier_end: int
 ) -> tuple[list[Lost], list[Orphan]]:
-    """Compares the end of the log with the checkpoints of replicas that have no folder.
-
-    Returns two values: the records above the end of the log that these checkpoints show, which are
-    lost, and notes about the replicas whose checkpoints show no further records.
+    """Compares the end of the log with the checkpoints of replicas that have no folder. Returns the
+    records above the end of the log that a checkpoint shows, which are lost; and a note about each
+    replica whose checkpoint shows no such records.
     """
     reach = max(disk.expected_stop, disk.replica.stop, tier_end)
     lost, notes = [], []
@@ -505,8 +505,8 @@ def _lost_replicas(
 def _holes(
     ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
 ) -> tuple[list[Hole], list[Hole]]:
-    """Returns two lists of gaps between the ranges: first the gaps in which records are missing,
-    then the gaps that may never have had records.
+    """Returns two lists of gaps between the ranges: gaps in which records are missing, and gaps
+    that may never have had records.
     """
     holes: list[Hole] = []
     unverifiable: list[Hole] = []

@@ -88,10 +88,8 @@ class Estimate:
     by_class: Mapping[str, tuple[int, int]]
 
     def cost(self, prices: Mapping[str, Price] = S3_PRICES) -> float:
-        """Returns the cost of requests, retrieval and egress in US dollars.
-
-        Args:
-            prices: Price by storage class. Classes that are not in it cost as much as `STANDARD`.
+        """Returns the cost of requests, retrieval and egress in US dollars, at prices by storage
+        class. A class without a price costs as much as `STANDARD`.
         """
         total = 0.0
         for name, (requests, size) in self.by_class.items():
@@ -128,12 +126,9 @@ def estimate(tasks: Iterable[ScanTask]) -> Estimate:
 def counted_requests(
     slices: Iterable[tuple[SegmentSlice, bool]],
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
-    """Yields three values for each slice: the slice, the number of its requests for chunks, and the
-    bytes of these requests.
-
-    Args:
-        slices: Pairs of a slice and a flag. The flag is true for the first slice of a task, which
-            begins with a small request.
+    """Yields each slice, with the number of its requests for chunks and the bytes of these
+    requests. In `slices`, each slice has a flag that is true for the first slice of a task, which
+    begins with a small request.
     """
     batch: list[tuple[SegmentSlice, bool]] = []
     batch_stops: list[npt.NDArray[np.int64]] = []
@@ -153,8 +148,8 @@ def counted_requests(
 
 
 def _chunk_stops(piece: SegmentSlice) -> tuple[npt.NDArray[np.int64], int]:
-    """Returns two values: the end of each chunk of a slice, and the start of its first chunk. They
-    are byte positions in the stored log object.
+    """Returns the end of each chunk of a slice, and the start of the first chunk, as byte positions
+    in the stored log object.
     """
     index = piece.objects.chunk_index
     size = index.original_chunk_size
@@ -174,9 +169,9 @@ def _count_batch(
     """Counts the requests of many slices at once with array operations. Yields the same values as
     `counted_requests`.
 
-    A request begins at a chunk. It ends as soon as it has enough bytes, or before a chunk with
-    which it would exceed the maximum size. Each step finds the next request of every slice with a
-    single binary search over all chunks.
+    A request begins at a chunk. It ends when it has enough bytes, or before a chunk that would
+    exceed the maximum size. Each step finds the next request of every slice with a binary search
+    over all chunks.
     """
     counts = np.array([len(stops) for stops in batch_stops])
     ends = np.cumsum(counts)

@@ -77,7 +77,7 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
     try:
         if not records:
             raise ValueError("the sample has no record from which a schema could be inferred")
-        ddl = print_ddl(infer(_texts(values, form)))
+        ddl = print_ddl(infer(_json_texts(values, form)))
         typed = replace(form, schema=ddl)
         _ = typed.type
     except ValueError as error:
@@ -90,9 +90,9 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
     return typed
 
 
-def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes | None]:
-    """Yields the JSON text of each value. Removes the registry header (schema id) of Confluent's
-    format, and skips values that lack this header.
+def _json_texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes | None]:
+    """Yields the JSON text of each value: removes the header with the schema id from values in
+    Confluent's format, and skips values without this header.
     """
     for value in values:
         if form.format != JSON_CONFLUENT or value is None:
@@ -119,7 +119,7 @@ def _sample(options: ScanOptions, columns: tuple[str, ...]) -> Iterator[pa.Recor
         reader = SegmentSource(tier, asked.key_ring)
         settings = ReadSettings.of(asked)
         for pieces in _sampled_partitions(plan):
-            for task, is_newest in _ends(pieces):
+            for task, is_newest in _oldest_and_newest(pieces):
                 with contextlib.closing(_rows(task, reader, settings)) as batches:
                     yield from _last(batches) if is_newest else _first(batches)
 
@@ -131,7 +131,7 @@ def _rows(
 
 
 def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
-    """Returns the slices and broker ranges of at most `_MAX_PARTITIONS` partitions: one list per
+    """Returns the slices and broker ranges of at most `_MAX_PARTITIONS` partitions, as one list per
     partition, sorted by offset.
     """
     pieces: dict[tuple[str, int], list[_Piece]] = {}
@@ -142,10 +142,9 @@ def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
     return every[:: max(-(-len(every) // _MAX_PARTITIONS), 1)]
 
 
-def _ends(pieces: Sequence[_Piece]) -> Iterator[tuple[ScanTask, bool]]:
-    """Yields two pairs of a task and a flag. The first task reads the oldest records of a
-    partition, and its flag is False. The second task reads the newest records, and its flag is
-    True.
+def _oldest_and_newest(pieces: Sequence[_Piece]) -> Iterator[tuple[ScanTask, bool]]:
+    """Yields two pairs of a task and a flag: (task for the oldest records of a partition, False)
+    and (task for the newest records, True).
     """
     start, stop = pieces[0].start_offset, pieces[-1].stop_offset
     middle = min(start + _MAX_RECORDS, stop)

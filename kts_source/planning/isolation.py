@@ -1,21 +1,33 @@
 """Finds aborted transactions, and the end of a read_committed read, using only files of the tier.
 
-The abort marker of a transaction may be in a later segment than its data, and the entry in the
-transaction index is in the segment with the marker. A producer snapshot records which transactions
+The abort marker of a transaction may be in a later segment than its data. Only the segment with the
+marker has the transaction in its transaction index. A producer snapshot records which transactions
 are open at the end of its segment. So `decide` starts at the last segment of the wanted offsets,
-and continues with later segments until it knows the outcome of every transaction that began before
-their end. A transaction that is still open at the end of the tier limits the read: its first offset
-is the last stable offset of the tier. Source: KIP-98, KIP-405; `CompletedFetch`,
+and reads later segments until it has the outcome of every transaction that began in or before the
+wanted offsets. A transaction that is still open at the end of the tier limits the read: its first
+offset is the last stable offset of the tier. Source: KIP-98, KIP-405; `CompletedFetch`,
 `RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
+
+A plan compares the transactions that are open at its end with the log. A reader that commits its
+rows in steps also relies on the outcome of the transactions that are open at the end of each step,
+so `check_early_stops` compares these transactions, too.
 """
 
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
+from kts_source.errors import ObjectNotFoundError, TieredKafkaError
+from kts_source.planning.lineage import runs
+from kts_source.planning.segment_catalog import PLANNING_THREADS
+from kts_source.planning.side_files import SideFiles
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import open_tier
 from segment_format.errors import CorruptIndexError
 from segment_format.index.producer_snapshot import open_first_offsets
 from segment_format.index.transaction_index import AbortedTxn
@@ -25,8 +37,11 @@ from segment_format.transaction_check import transaction_message
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from kts_source.options import ScanOptions
     from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
-    from kts_source.planning.side_files import Replay, SideFiles
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.side_files import Replay
+
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +52,14 @@ class Decisions:
 
     Attributes:
         aborted: Intervals of offsets in which the batches of a producer are skipped.
-        stop: The end of the range, or the first offset of the first undecided transaction if that
-            is lower.
+        stop: The end of the range, or the first offset of the first undecided transaction,
+            whichever is lower.
         undecided: Transactions that began below the end of the range and have no outcome in the
             tier.
         lost: Transactions whose marker may be in a gap of the log. Their records are skipped,
             because the outcome is unknown.
-        unknown_after: A gap after which it is unknown which transactions are open, because no
-            producer snapshot after it is usable; `None` if every needed state is known.
+        unknown_after: A gap after which the open transactions are unknown, because no later
+            producer snapshot is usable; `None` if there is no such gap.
         ends: The transactions that are open at the end of each range of the log, for `check_ends`.
     """
 
@@ -111,7 +126,7 @@ def check_ends(
 
     A task compares its records with the markers in the same segment. If a transaction is open at
     the end of a segment, its marker is in a later segment, which tasks read partly or not at all.
-    So this function reads later segments up to that marker.
+    So this function reads later segments up to the marker.
 
     Args:
         partition: The log.
@@ -135,12 +150,9 @@ def check_ends(
 def ends_of_reads(
     ranges: Sequence[SegmentRange], read: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yields pairs of arguments (`number`, `below`). The caller must call `check_end` with each
-    pair.
-
-    Args:
-        ranges: Ranges of the log that contain all offsets in `read`.
-        read: Offset ranges [start, stop) that tasks read, ascending.
+    """Yields the arguments `number` and `below` of each necessary call of `check_end`. `ranges`
+    must contain all offsets in `read`, which has the ascending offset ranges [start, stop) that
+    tasks read.
     """
     cuts = [*cut_ranges(ranges, len(ranges))]
     start_of_run: int | None = None
@@ -243,8 +255,8 @@ def _has_records(
     """Returns whether a producer has transactional records in `offsets` [start, stop) of the log.
     Searches the ranges up to index `last`.
 
-    If it has no such records, a missing index entry is no error, because compaction first removes
-    the records of an aborted transaction, then its index entry, then its marker.
+    If it has none, a missing index entry is no error: compaction removes the records of an aborted
+    transaction first, then its index entry, then its marker.
     """
     start, stop = offsets
     return any(
@@ -273,8 +285,8 @@ def _refuse_overlaps(
 
 
 class UnknownStartError(Exception):
-    """Raised if only earlier segments record which transactions are open at the start of the first
-    range.
+    """Raised if only segments before the first range record which transactions are open at its
+    start.
     """
 
 
@@ -284,8 +296,8 @@ class EndStates:
     invalid.
 
     Attributes:
-        unknown_after: A gap of the log. Batch headers after it were replayed, although it was
-            unknown which transactions were open at its end. `None` if there is no such gap.
+        unknown_after: A gap of the log after which batch headers were replayed, although the
+            transactions that were open at its end are unknown; `None` if there is none.
     """
 
     def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
@@ -299,9 +311,9 @@ class EndStates:
         self.unknown_after: Hole | None = None
 
     def continues_elsewhere(self, number: int) -> bool:
-        """Returns whether range `number` ends inside its segment and the next range begins at this
-        end. If True, callers use the snapshot of the next segment, because the snapshot of this
-        segment belongs to another offset.
+        """Returns whether range `number` ends inside its segment, and the next range begins there.
+        Then callers use the snapshot of the next segment, because the snapshot of this segment
+        belongs to a later offset.
         """
         span = self._ranges[number]
         return span.stop < span.segment.stop_offset and self.follows(number + 1)
@@ -340,10 +352,10 @@ class EndStates:
     def aborted(self, number: int, *, is_first: bool) -> tuple[AbortedTxn, ...]:
         """Returns the transactions whose abort marker is in range `number`.
 
-        A transaction index has no checksum. Tasks compare the entries of transactions that began in
-        the range with the log. For transactions that began in an earlier range, this method
-        compares the entries with the producer snapshot, unless `is_first` is True. Callers pass
-        True for the first wanted range, because earlier ranges are not read.
+        A transaction index has no checksum. If a transaction began in the range, tasks compare its
+        entry with the log. If it began in an earlier range, this method compares its entry with the
+        producer snapshot. It skips this comparison if `is_first` is True: pass True for the first
+        wanted range, because earlier ranges are not read.
         """
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
@@ -419,11 +431,13 @@ class EndStates:
         return True
 
     def _replay(self, number: int) -> Replay:
-        """Replays the batch headers of range `number`. If the range follows another range, the
-        state at the end of that range must be in `_open`.
+        """Replays the batch headers of range `number`. If the range directly follows another range,
+        `_open` must contain the state at the end of that other range.
         """
         if number not in self._replays:
-            before = self._open[number - 1] if self.follows(number) else self._open_at(number)
+            before = (
+                self._open[number - 1] if self.follows(number) else self._assumed_open_at(number)
+            )
             self._replays[number] = self._side_files.replay(self._ranges[number], before)
         return self._replays[number]
 
@@ -431,12 +445,12 @@ class EndStates:
         """Returns whether range `number` begins at the offset where the previous range ends."""
         return number > 0 and self._ranges[number].start not in self._gaps
 
-    def _open_at(self, number: int) -> Mapping[int, int]:
-        """Returns an empty mapping, as if no transaction were open at the start of range `number`.
-        The range must not follow directly after another range.
+    def _assumed_open_at(self, number: int) -> Mapping[int, int]:
+        """Returns an empty mapping: the transactions that are assumed to be open at the start of
+        range `number`, which must not directly follow another range.
 
-        The result is exact at the log start, because a transaction with all its data below the log
-        start affects no row. After a gap the result is a guess.
+        At the log start this is exact, because a transaction with all its data below the log start
+        affects no row. After a gap it is a guess.
 
         Raises:
             UnknownStartError: Ranges before range `number` were not read.
@@ -456,9 +470,9 @@ def _lost_in_gaps(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns the transactions that are open at the start of a gap and have no known end after it.
-    The gap may contain their marker, so it is unknown whether they were committed. They are
-    returned as transactions that were aborted at the start of the gap.
+    """Returns the transactions that are open at the start of a gap and have no known end after it,
+    as if they were aborted at the start of the gap. The gap may contain their marker, so it is
+    unknown whether they were committed.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:
@@ -495,12 +509,13 @@ def _with_first_offsets_of_snapshots(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns copies of those aborted transactions that span a gap and whose index entries have too
-    high a first offset. The copies have the first offset of the producer snapshot.
+    """Corrects the first offsets of aborted transactions that span a gap. Returns only the
+    transactions whose index entries have too high a first offset, with the first offset of the
+    producer snapshot.
 
-    A transaction that spans a gap was open at the start of the gap, so the producer snapshot at
-    that offset records the first offset of the transaction. Snapshots have a checksum, so an index
-    entry with a higher first offset is damaged.
+    Such a transaction was open at the start of the gap, so the producer snapshot at that offset
+    contains its first offset. Snapshots have a checksum, so an index entry with a higher first
+    offset is damaged.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:
@@ -526,3 +541,86 @@ def _name(span: SegmentRange) -> str:
     segment = span.segment
     offsets = f"[{segment.start_offset}, {segment.stop_offset})"
     return f"{segment.topic}-{segment.partition} offsets {offsets}"
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """An offset at which a reader stops in a partition before the planned end.
+
+    Attributes:
+        start: First offset of the step.
+        stop: One past the last offset of the step, below the end of the plan.
+    """
+
+    plan: PartitionPlan
+    start: int
+    stop: int
+
+
+def check_early_stops(options: ScanOptions, stops: Sequence[EarlyStop]) -> None:
+    """Compares the outcomes of the transactions that are open at each stop with the log. `stops`
+    may have any order.
+
+    Reads the producer snapshot at each stop. If transactions are open there, reads the batch
+    headers after the stop up to the markers of these transactions.
+
+    Raises:
+        CorruptSegmentError: The markers in the log contradict the transaction indexes.
+        ObjectNotFoundError: A segment was deleted after planning, and loss is not allowed.
+    """
+    if not stops or not options.read_committed:
+        return
+    key_ring = options.key_ring.loaded()
+    with (
+        closing(open_tier(options)) as tier,
+        ThreadPoolExecutor(PLANNING_THREADS, "kts-stops") as pool,
+    ):
+
+        def check(stop: EarlyStop) -> None:
+            source = SegmentSource(tier, key_ring)
+            side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+            try:
+                _check(stop, side_files)
+            except ObjectNotFoundError as error:
+                if options.fail_on_data_loss:
+                    raise
+                _warn_not_compared(stop, str(error))
+            except TieredKafkaError as error:
+                plan = stop.plan
+                raise error.located(topic=plan.topic, partition=plan.partition) from error.__cause__
+
+        for _ in pool.map(check, stops):
+            pass
+
+
+def _check(stop: EarlyStop, side_files: SideFiles) -> None:
+    surviving = stop.plan.surviving
+    logs = [surviving]
+    if stop.plan.brokers is not None:
+        # Check each run of adjacent segments separately. Brokers serve the offsets between two
+        # runs, and report the aborted transactions there.
+        logs = [
+            replace(surviving, ranges=run, holes=(), unverifiable=())
+            for run in runs(surviving.ranges)
+        ]
+    for log_of_run in logs:
+        spans = [span for span in log_of_run.ranges if span.start < stop.stop <= span.stop]
+        if not spans:
+            continue
+        start = max(stop.start, log_of_run.ranges[0].start)
+        side_files.bounds = start, stop.stop
+        try:
+            decisions = decide(log_of_run, start, stop.stop, side_files)
+        except UnknownStartError:
+            _warn_not_compared(stop, "no usable producer snapshot records when they began")
+            continue
+        check_ends(log_of_run, decisions, [(start, stop.stop)], side_files)
+
+
+def _warn_not_compared(stop: EarlyStop, reason: str) -> None:
+    log.warning(
+        "%s: transactions open at offset %d are not compared with the log: %s",
+        stop.plan.topic_partition,
+        stop.stop,
+        reason,
+    )

@@ -2,17 +2,18 @@
 
 Segments overlap after leader changes and repeated uploads. Some segments belong to branches of the
 log that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is
-the lineage: it records which epoch owns which offsets. The first offset in it is the log start,
-which retention and DeleteRecords raise (`LeaderEpochFileCache.truncateFromStart`). Each epoch has
-only one leader, so overlapping segments of the lineage have equal batches. If several of them have
-an offset, the segment that begins last serves it.
+the lineage: the leader epochs of the log and the first offset of each. An epoch *owns* its offsets:
+from its first offset up to the first offset of the next epoch. The first offset of the lineage is
+the log start, which retention and DeleteRecords raise (`LeaderEpochFileCache.truncateFromStart`).
+Each epoch has only one leader, so overlapping segments of the lineage have equal batches. If
+several segments have an offset, it is read from the segment that begins last.
 
 `partition_log` builds the log from a tier alone. `union_log` builds the log from a tier and its
-brokers, or from a tier and the brokers' disks. It uses a segment only if all its offsets above the
-log start belong to the surviving branch: if some of them belong to another branch, the producer
-snapshot and the transaction index of the segment describe the transactions of that branch. The
-brokers or disks serve all other offsets: the tail of the log, copies in progress, and holes in the
-tier.
+brokers, or from a tier and the brokers' disks. `union_log` uses a segment only if all offsets of
+the segment above the log start belong to the surviving branch. Otherwise, the producer snapshot and
+the transaction index of the segment would describe transactions of another branch. All other
+offsets are read from the brokers or disks: the tail of the log, copies in progress, and holes in
+the tier.
 
 Source: KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
@@ -72,8 +73,8 @@ class Hole:
 
     Attributes:
         before: The segment below the hole; `None` if the hole begins at the log start.
-        after: The segment above the hole. If the log ends with the hole, the first segment that
-            lost its objects.
+        after: The segment above the hole. If the log ends with the hole, this is the first segment
+            that lost its objects.
     """
 
     start: int
@@ -94,13 +95,12 @@ class PartitionLog:
 
     Attributes:
         lineage: The leader epochs and their first offsets, ascending.
-        log_start: First offset a consumer may see.
+        log_start: First offset that a consumer may see.
         stop: One past the last offset of the log.
         ranges: Offsets that segments serve, in ascending order and without overlap.
         holes: Offsets that had records but are in no segment, ascending. All are above `log_start`.
-        skipped: Segments that are not read.
-        unverifiable: Gaps after segments whose exact end is unknown. It is uncertain whether these
-            offsets ever had records.
+        unverifiable: Gaps after segments whose exact end is unknown, so that the gaps may never
+            have had records.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -118,7 +118,7 @@ class PartitionLog:
 
 
 def last_epoch(segment: RemoteSegment) -> int:
-    """Returns the newest leader epoch in a segment; −1 if the segment records none."""
+    """Returns the newest leader epoch in a segment; −1 if it has no leader epochs."""
     return segment.leader_epochs[-1].epoch if segment.leader_epochs else -1
 
 
@@ -129,8 +129,8 @@ def epoch_at(entries: Sequence[EpochEntry], offset: int) -> int:
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
-    """Returns the segment that has the newest leader-epoch checkpoint: the segment with the highest
-    epoch, and among equal epochs with the highest end offset.
+    """Returns the segment with the newest leader-epoch checkpoint: the segment with the highest
+    leader epoch. If several have it, returns the one with the highest end offset.
     """
     return max(
         segments,
@@ -147,14 +147,14 @@ def with_unknown_epoch(
     damaged: Iterable[RemoteSegment], newest: int, first_whole: int | None
 ) -> list[RemoteSegment]:
     """Returns the damaged segments that have an unknown leader epoch, or a newer epoch than the
-    lineage. They make it uncertain which segments belong to the surviving branch.
+    lineage. Because of them, it is uncertain which segments belong to the surviving branch.
 
     Args:
-        damaged: See `partition_log`.
+        damaged: Segments that lost objects.
         newest: Last epoch of the newest segment that has a checkpoint; −1 if no segment has a
             checkpoint.
         first_whole: First offset of the first complete segment; `None` if there is no complete
-            segment or no lineage. A segment of an unknown epoch is returned only if it ends above
+            segment or no lineage. A segment with an unknown epoch is returned only if it ends above
             this offset.
     """
     return [
@@ -243,7 +243,7 @@ def union_log(
 
     Args:
         segments: The segments of this topic id in the tier, in any order.
-        log_start: First offset a consumer may see.
+        log_start: First offset that a consumer may see.
         end: One past the last offset of the log.
         owned: For each leader epoch in the segments of the surviving branch, the offsets [start,
             stop) that it owns on this branch.
@@ -296,8 +296,8 @@ def _is_on_branch(
 
 
 def runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:
-    """Groups adjacent ranges: a new group begins where a range does not start at the end of the
-    previous range.
+    """Groups adjacent ranges. A new group begins with each range that does not start where the
+    range before it ends.
     """
     run: list[SegmentRange] = []
     for span in ranges:
@@ -312,7 +312,7 @@ def runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:
 def between(
     ranges: Iterable[SegmentRange | OffsetSpan], start: int, stop: int
 ) -> Iterator[OffsetSpan]:
-    """Yields the parts of [start, stop) that are in none of the ranges. The ranges must ascend."""
+    """Yields the parts of [start, stop) that are in none of the ascending ranges."""
     position = start
     for span in ranges:
         if span.stop <= position:
@@ -329,9 +329,9 @@ def between(
 def with_epochs(
     lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
 ) -> Sequence[EpochEntry]:
-    """Returns the lineage extended by epochs that occur only in damaged segments. The previous
-    epoch then ends at the first offset of such an epoch, because the log of a leader ends where the
-    log of the next leader begins.
+    """Returns the lineage, extended by epochs that occur only in damaged segments. An added epoch
+    begins at its first offset in the damaged segments, and the epoch before it ends there, because
+    the log of one leader ends where the log of the next leader begins.
     """
     newest = lineage[-1].epoch if lineage else -1
     first_offsets: dict[int, int] = {}
@@ -347,12 +347,8 @@ def with_epochs(
 
 def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
     """Returns lineage `newer`, preceded by the epochs of `older` that `newer` lost when the log
-    start moved.
-
-    Args:
-        older: Entries of an earlier checkpoint of the same log.
-        newer: Entries of a later checkpoint, at least one. Its first entry may have the log start
-            instead of the first offset of the epoch.
+    start moved. Both are checkpoints of one log. The first entry of `newer` may have the log start
+    instead of the first offset of its epoch.
     """
     first = newer[0]
     before = [entry for entry in older if entry.start_offset < first.start_offset]
@@ -366,12 +362,11 @@ def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
     """Returns the offsets of a segment that belong to the lineage: from the first such offset up to
-    the first offset after it that belongs to another branch. Returns `None` if there are no such
-    offsets.
+    the next offset that belongs to another branch. Returns `None` if the segment has no offset of
+    the lineage.
 
-    Epochs older than the first epoch of the lineage do not end the range. They have only offsets
-    below the log start, where the checkpoint no longer records them, and the caller excludes these
-    offsets.
+    Offsets with epochs older than the lineage do not end the range. They are below the log start,
+    where the checkpoint no longer has entries, and the caller excludes them.
     """
     if not lineage or not segment.leader_epochs:
         return SegmentRange(segment, segment.start_offset, segment.stop_offset)
@@ -415,8 +410,8 @@ def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
 
 
 def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
-    """Yields (epoch, start, stop) for each leader epoch of a segment: the offsets [start, stop) of
-    the segment that belong to the epoch.
+    """Yields each leader epoch of a segment, with the start and the end (exclusive) of its offsets
+    in the segment.
     """
     stops = [*(entry.start_offset for entry in segment.leader_epochs[1:]), segment.stop_offset]
     for entry, stop in zip(segment.leader_epochs, stops, strict=False):
@@ -431,7 +426,7 @@ def cover(
     """Chooses a segment for every offset of [log_start, stop). If several candidates have an
     offset, uses the candidate with the highest start offset, as a broker does (floor lookup).
 
-    So the choice for an offset depends only on segments that begin at or below it. A plan of a few
+    So only segments that begin at or below an offset affect the choice for it, and a plan of a few
     offsets needs no later segments.
 
     Returns:
@@ -470,11 +465,11 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int]:
 
 
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
-    """Yields the segment of the first range if the segment has offsets below the start of its first
-    leader epoch.
+    """Yields the segment of the first range if it has offsets below the start of its first leader
+    epoch.
 
-    A broker does not serve these offsets from the tier. Either DeleteRecords raised the log start
-    above them, or their batches have message format 0 or 1, which has no leader epochs.
+    A broker does not serve these offsets from the tier: DeleteRecords raised the log start above
+    them, or their batches have message format 0 or 1, which has no leader epochs.
     """
     segment = ranges[0].segment if ranges else None
     if segment is not None and segment.start_offset < log_start == ranges[0].start:

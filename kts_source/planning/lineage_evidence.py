@@ -6,10 +6,10 @@ checkpoint of the newest segment is compared with the epochs of other segments, 
 of other segments, and with the epochs in batch headers.
 
 If two logs share a leader epoch, they are equal before the start of this epoch, because both are
-copies of the log of this epoch's leader. So the previous epoch and its start offset must be the
-same in both checkpoints. After a shared epoch, checkpoints may differ because of an unclean leader
-election. One checkpoint may begin at a higher offset than the other, because retention and
-DeleteRecords remove entries and raise the first start offset. Source: KIP-101,
+copies of the log of this epoch's leader. So the epoch before the shared epoch, and its start
+offset, must be equal in both checkpoints. Epochs after the shared epoch may differ because of an
+unclean leader election. One checkpoint may begin at a higher offset than the other, because
+retention and DeleteRecords remove entries and raise the first start offset. Source: KIP-101,
 `LeaderEpochFileCache.truncateFromStartAsyncFlush`.
 """
 
@@ -50,7 +50,7 @@ def contradiction(
     lineage_name: str = "",
 ) -> str | None:
     """Looks for evidence that a lineage wrongly excludes segments from the log. Returns the
-    evidence as a message, or `None` if there is none.
+    evidence as a message, or `None` without evidence.
 
     Reads nothing if the lineage excludes no segment.
 
@@ -79,7 +79,7 @@ def contradiction(
             continue
         if text := difference(lineage, entries):
             return f"{lineage_name} contradicts that of {_name(segment)}: {text}"
-    if unsupported := _unsupported(surviving, lineage, dropped):
+    if unsupported := _dropped_before_first_range(surviving, lineage, dropped):
         return f"{lineage_name} {unsupported}"
     for segment in (newest, *dropped):
         if text := _header_difference(segment, lineage, side_files):
@@ -87,17 +87,16 @@ def contradiction(
     return None
 
 
-def _unsupported(
+def _dropped_before_first_range(
     surviving: PartitionLog, lineage: Sequence[EpochEntry], dropped: Iterable[RemoteSegment]
 ) -> str | None:
-    """Returns a message if dropped segments have offsets directly before the first range of the
-    log, and no segment of the lineage has these offsets.
+    """Returns a message if a dropped segment ends exactly where the first range of the log begins,
+    and no segment of the lineage has these offsets. For other dropped segments, logs a warning.
 
-    Brokers copy a log in order and delete the oldest segments first. So before the first range
-    there are no segments of the lineage, but there may be segments of an abandoned branch. A
-    segment of an abandoned branch rarely ends exactly where the first range begins. So a dropped
-    segment that ends there is evidence that the lineage is wrong. For other dropped segments, the
-    function only logs a warning.
+    Brokers copy a log in order and delete its oldest segments first. So before the first range,
+    there may be segments of an abandoned branch, but none of the lineage. A segment of an abandoned
+    branch rarely ends exactly there, so a dropped segment that does is evidence that the lineage is
+    wrong.
     """
     start = lineage[0].start_offset if lineage else 0
     for segment in dropped:
@@ -106,7 +105,7 @@ def _unsupported(
         if low >= stop:
             continue
         text = (
-            f"gives offsets [{low}, {stop}) to leader epoch {epoch_at(lineage, low)}, but no"
+            f"assigns offsets [{low}, {stop}) to leader epoch {epoch_at(lineage, low)}, but no"
             f" segment of that epoch holds them, and {_name(segment)} holds them in epoch"
             f" {epoch_at(segment.leader_epochs, low)}"
         )
@@ -129,9 +128,9 @@ def difference(
     Args:
         lineage: Lineage that the text calls "the former".
         other: Lineage that the text calls "the latter".
-        starts: True to compare the first offsets of epochs, too. Pass False if one of the lineages
-            is of a follower of a compacted topic. Such a follower records the first offset that
-            compaction kept, which may be higher.
+        starts: True to compare the first offsets of epochs, too. Pass False if one lineage is from
+            a follower of a compacted topic: a follower records the first offset that compaction
+            kept, which may be higher.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
     for other_number, entry in enumerate(other):
@@ -159,8 +158,8 @@ def difference(
 
 
 def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
-    """Returns the segments that have offsets above the log start but, because of `lineage`, are not
-    read or are read only in part.
+    """Returns the segments with offsets above the log start that, because of `lineage`, are not
+    read or not completely read.
     """
     return list(_dropped(surviving, lineage))
 
@@ -184,7 +183,7 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
 def _last_of_each_epoch(
     segments: Sequence[RemoteSegment], newest: RemoteSegment | None
 ) -> Iterable[RemoteSegment]:
-    """Returns the last segment of each leader epoch, newest epoch first. Ignores segment `newest`.
+    """Returns the last segment of each leader epoch except segment `newest`, newest epoch first.
     The last segment of an epoch has the longest checkpoint of the epoch's leader.
     """
     by_epoch: dict[int, RemoteSegment] = {}
@@ -234,8 +233,8 @@ def unconfirmed_start(
     """Finds offsets of the tier that are below the log start of `lineage`, if no other checkpoint
     confirms this log start.
 
-    After DeleteRecords, such offsets are normal until another segment is copied. A damaged
-    checkpoint can also cause them.
+    Such offsets are normal after DeleteRecords, until the next segment is copied. But they may also
+    result from a damaged checkpoint.
 
     Returns:
         The offsets [start, stop); `None` if the tier has no offsets below the log start, or if

@@ -2,10 +2,10 @@
 
 Brokers write events to this topic when they start or finish the copy or the deletion of a segment.
 Each partition of the topic is read from its log start to the high watermark that it had at the
-start of the read, so the result is consistent. Partitions of the topic that have no events of
-wanted partitions are not read. If the topic has lost events, some segments are unknown, or are
-listed although they were deleted. The scan tolerates this: brokers serve the offsets of unknown
-segments, and the objects of every segment are looked up in the store.
+start of the read, so the result is consistent. Only metadata partitions with events of the selected
+partitions are read. If the topic has lost events, some segments are unknown, or are listed although
+they were deleted. The scan tolerates this: brokers serve the offsets of unknown segments, and the
+objects of every segment are looked up in the store.
 
 Source: `TopicBasedRemoteLogMetadataManager`, `ConsumerTask`, `RemoteLogMetadataCache`; KIP-405.
 """
@@ -78,10 +78,9 @@ class MetadataRead:
     """The offsets read from one partition of the topic `__remote_log_metadata`.
 
     Attributes:
-        number: Number of the partition.
         start: First offset read, inclusive.
         stop: The high watermark when the read began: one past the last offset read.
-        records: Number of records read, including events of partitions that are not wanted.
+        records: Number of records read, including events of partitions that are not selected.
         missing: Descriptions of events that the partition has lost, for messages.
     """
 
@@ -200,14 +199,9 @@ def _named_segments(
     wanted: Mapping[tuple[str, int], TopicPartition],
     max_batch_bytes: int,
 ) -> dict[TopicPartition, NamedSegments]:
-    """Reads one partition of the topic `__remote_log_metadata`, and returns the segments of the
-    wanted partitions.
-
-    Args:
-        cluster: Cluster to read from.
-        offsets: The metadata partition, and its offsets to read.
-        wanted: Wanted partitions by topic id and partition number.
-        max_batch_bytes: Maximum size of a record batch.
+    """Reads the offsets `offsets` of one partition of the topic `__remote_log_metadata`. Returns
+    the segments of the wanted partitions. `wanted` maps topic id and partition number to the wanted
+    partition.
     """
     missing: list[str] = []
     if offsets.start_offset > 0:
@@ -303,18 +297,16 @@ _REFUSED: Final = "the store denies access to it, or to whether it exists"
 
 
 class MetadataTopicLayout:
-    """A `Layout` that lists the segments that are in the metadata topic and whose objects exist in
-    the store.
+    """A `Layout` that lists segments according to the metadata topic, if their objects exist in the
+    store.
 
     Computes the keys of a segment's objects from the brokers' metadata, and looks up every key in
-    the store. A segment without its objects is an orphan; brokers serve its offsets. Without
-    permission to list, some stores answer "access denied" for a missing key. So "access denied"
-    makes one segment an orphan, and is an error only if no segment is found. Do not share an
+    the store. A segment without its objects is an orphan; brokers serve its offsets. If the user
+    may not list a store, some stores answer "access denied" for a missing key. So a segment with
+    this answer is an orphan. If no segment is found, the answer is an error. Do not share an
     instance between plans.
 
     Args:
-        layout: Layout of the storage plugin.
-        state: Content of the metadata topic.
         logs: Log of each partition according to its leader. Segments that have no offset of this
             log are not looked up.
 
@@ -427,9 +419,9 @@ class MetadataTopicLayout:
         )
 
     def notes(self) -> list[str]:
-        """Returns notes for the user, and logs them as warnings. The notes are about missing
-        entries of the metadata topic, and about offsets that brokers no longer have on their disks
-        and for which the metadata topic names no segment.
+        """Returns notes for the user, and logs them as warnings: about missing entries of the
+        metadata topic, and about offsets that are in no named segment although brokers no longer
+        have them on their disks.
         """
         notes = [
             f"{REMOTE_LOG_METADATA}-{read.number} lacks entries: {some(read.missing)}; segments"
@@ -577,8 +569,8 @@ def _exists(store: ObjectStore, entry: SegmentEntry) -> bool:
 def _offsets_without_segment(
     segments: NamedSegments, brokers: BrokerLog
 ) -> Iterator[tuple[int, int]]:
-    """Yields the offset ranges [start, stop) that the leader no longer has on its disk and that are
-    in no segment of the metadata topic.
+    """Yields the offset ranges [start, stop) that no segment in the metadata topic has, although
+    the leader no longer has them on its disk.
     """
     position = brokers.log_start
     stop = position if brokers.local_start is None else min(brokers.local_start, brokers.end)

@@ -1,8 +1,8 @@
 """Defines the plan of one partition: the offsets to read, and the source of each offset.
 
-A task compares the transactions of a slice with the log around the slice (see
-`read.slice_decoder`). So `with_surroundings` adds to each slice the offsets before and after it
-that the plan reads.
+The *surroundings* of a slice are the offsets directly before and after it that the plan also reads.
+A task compares the transactions of a slice with markers and data in its surroundings (see
+`read.slice_decoder`). `with_surroundings` adds them to each slice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.read.task import ScanTask, SegmentSlice, SliceSurroundings
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -62,10 +62,10 @@ def segment_slice(
         segment: The segment.
         objects: The result of `slice_objects`.
         cuts: First byte and end of the slice, as positions in the original segment.
-        offsets: First offset and end of the slice.
+        offsets: First offset of the slice, and one past its last offset.
         aborted: Intervals that are skipped in the slice.
-        lineage: Leader epochs that own the offsets.
-        surroundings: Offsets around the slice that the plan reads.
+        lineage: Leader epochs of the offsets, each with its first offset.
+        surroundings: Offsets around the slice that the plan also reads.
     """
     cut_start, cut_stop = cuts
     start, stop = offsets
@@ -93,8 +93,8 @@ class BrokerPart:
 
     Attributes:
         leader_epoch: Leader epoch of the last record before the end of the log.
-        ranges: Offsets [start, stop) read from brokers, ascending. The plan reads the offsets
-            between them from the tier.
+        ranges: Offsets [start, stop) read from brokers, ascending. Offsets between the ranges are
+            read from the tier.
         high_watermark: One past the last offset that consumers may see.
         last_stable_offset: One past the last offset that consumers with `read_committed` may see.
         local_start: First offset on the leader's own disk; `None` if the leader does not report it.
@@ -112,7 +112,6 @@ class DiskPart:
     """The replica on a broker's disk from which the plan reads offsets that the tier lacks.
 
     Attributes:
-        folder: Folder of the replica.
         local_start: First offset of the replica.
         local_stop: One past the last offset that is read from the replica.
         high_watermark: The highest high watermark that replicas on the same branch of the log have
@@ -190,12 +189,18 @@ class PartitionPlan:
     def disk_ranges(self) -> tuple[SegmentRange, ...]:
         """Offset ranges that are read from broker disks instead of the tier."""
         ranges = self.surviving.ranges
-        return tuple(span for span in ranges if is_beside(span.segment.objects.log.key))
+        return tuple(
+            span for span in ranges if is_in_additional_store(span.segment.objects.log.key)
+        )
 
     @property
     def tier_end(self) -> int:
         """One past the last offset in the tier; the log start if the tier has no segment."""
-        ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
+        ranges = [
+            s
+            for s in self.surviving.ranges
+            if not is_in_additional_store(s.segment.objects.log.key)
+        ]
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:
@@ -231,13 +236,9 @@ segment.
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns the tasks with new `SegmentSlice.surroundings` in every slice.
-
-    Args:
-        tasks: All tasks of a plan; the slices of each partition ascend by offset.
-        partitions: The plans of the partitions.
-        read_committed: True if tasks compare transactions with the log. If False, the tasks are
-            returned unchanged.
+    """Returns the tasks with the attribute `surroundings` set in every slice. The slices of each
+    partition must ascend by offset. If `read_committed` is False, returns the tasks unchanged,
+    because they compare no transactions.
     """
     tasks = tuple(tasks)
     if not read_committed:
@@ -261,11 +262,12 @@ def with_surroundings(
     )
 
 
-class Neighbors:
-    """Computes the surroundings of slices of one partition, one run after the other.
+class SurroundingsBuilder:
+    """Computes the surroundings of the slices of one partition. Call it once per run, in ascending
+    order of offsets.
 
-    A run is a sequence of slices of one segment that together read all batches from the first slice
-    to the last. Pass the runs in ascending order of offsets.
+    A run consists of slices of one segment that together read all batches from the first slice to
+    the last.
     """
 
     def __init__(self) -> None:
@@ -274,11 +276,10 @@ class Neighbors:
         self._objects: SegmentObjects | None = None  # of `_before`
         self._has_previous = False  # True if the plan reads up to `_before` without a gap
 
-    def around(
+    def surroundings_of(
         self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
     ) -> SliceSurroundings:
-        """Returns the surroundings of the next run. All slices of the run have the same
-        surroundings.
+        """Returns the surroundings of the next run, which all its slices share.
 
         Args:
             span: The range of the log that contains the run.
@@ -314,12 +315,12 @@ def _with_surroundings(
     for span in ranges:  # a segment inside another one splits its range in two
         spans.setdefault(span.segment.segment_id, []).append(span)
     located: list[SegmentSlice] = []
-    neighbors = Neighbors()
+    builder = SurroundingsBuilder()
     for run in _runs(pieces):
         first, last = run[0], run[-1]
         start = first.start_offset
         span = next(span for span in spans[first.segment_id] if start < span.stop)
-        around = neighbors.around(span, first.objects, start, last.stop_offset)
+        around = builder.surroundings_of(span, first.objects, start, last.stop_offset)
         located += [SegmentSlice(*(*_OTHER_FIELDS(piece), around)) for piece in run]
     return located
 
@@ -328,7 +329,7 @@ def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
     """Groups the slices into runs: successive slices of one segment with no batch between them."""
     run: list[SegmentSlice] = []
     for piece in pieces:
-        if run and not (run[-1].segment_id == piece.segment_id and _adjoin(run[-1], piece)):
+        if run and not (run[-1].segment_id == piece.segment_id and _are_adjacent(run[-1], piece)):
             yield run
             run = []
         run.append(piece)
@@ -336,7 +337,7 @@ def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
         yield run
 
 
-def _adjoin(piece: SegmentSlice, following: SegmentSlice) -> bool:
+def _are_adjacent(piece: SegmentSlice, following: SegmentSlice) -> bool:
     """Returns whether two successive slices of a segment have no batch between them."""
     offsets = piece.start_offset, piece.stop_offset
     if offsets == (following.start_offset, following.stop_offset):

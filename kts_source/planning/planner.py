@@ -2,9 +2,21 @@
 
 The same code plans partitions of all sources: it finds the bounds, checks for holes, finds out how
 transactions ended, and creates slices. Segments, and slices of segments that are larger than a
-task, are packed into tasks in the order of their offsets. A slice contains all facts that are
-needed to read it (offset range, aborted intervals, lineage), so tasks are independent of each
-other.
+task, are packed into tasks in the order of their offsets. A slice contains everything that a task
+needs to read it (offset range, aborted intervals, lineage), so tasks are independent of each other.
+
+Option `planFile` names a plan, which is read instead. The other options must not contradict the
+plan, and the objects of the plan must be unchanged.
+Groups of options:
+
+    error if they differ              the selection, topicId, keyPrefix, layout, catalog,
+                                      tail, bounds, isolationLevel, limits on tasks, where (if
+                                      the plan skips rows), failOnDataLoss=true
+    change the result                 columns, includeHeaders, includeLineage, where and
+                                      timestampRange (if the plan skips no rows), and how keys
+                                      and values are decoded: the plan contains only byte ranges
+    have no effect on the plan        path and its credentials (versions of objects are checked),
+                                      keys, checksums, timeouts, caches, limits, metrics
 """
 
 from __future__ import annotations
@@ -17,37 +29,43 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import (
     ArchivedObjectError,
+    DataLossError,
     InvalidOptionError,
     MissingExtraError,
+    ObjectChangedError,
+    ObjectTooLargeError,
     PlanTooLargeError,
+    StoreError,
     TieredKafkaError,
 )
 from kts_source.options import ScanOptions, options_of
+from kts_source.options.selection import Assign, Subscribe
 from kts_source.planning.bounds import (
+    Place,
     check_decided,
     check_lineage_known,
     check_named,
     check_no_holes,
     check_outcomes,
+    first_offset_at_or_after,
     refuse_contradiction,
     requested_bounds,
 )
 from kts_source.planning.estimate import ARCHIVE_CLASSES, estimate
 from kts_source.planning.isolation import Decisions
 from kts_source.planning.partition_plan import PartitionPlan
-from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import ScanPlan
-from kts_source.planning.segment_catalog import PLANNING_THREADS
+from kts_source.planning.segment_catalog import PLANNING_THREADS, wanted_topic_id
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import (
-    bounded,
     cut,
     cut_range,
     fingerprint,
+    limited_to_max_slices,
     pack,
     spans,
     target_bytes,
@@ -56,6 +74,9 @@ from kts_source.planning.sources import Source
 from kts_source.planning.tier_source import TierSource
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import SegmentSlice
+from kts_source.secret import scrub
+from kts_source.store.joined_store import is_in_additional_store
+from kts_source.store.open_store import open_store, scheme_of, storage_of_other_path
 from kts_source.texts import some
 from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
@@ -65,11 +86,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.broker.broker_range import BrokerRange
+    from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import OptionValue, PathOrOptions
     from kts_source.planning.bounds import BoundsOf, Progress
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.sources import SourceLog, SourcePartition
     from kts_source.store.object_store import ObjectStore
+
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +132,14 @@ def plan_scan(
     Args:
         options: Options of the scan.
         tier: The tier; by default it is opened from the options.
-        progress: Offsets that the reader already has. They are not planned, and not checked for
-            holes.
-        tasks: True to plan tasks. With False, the plan has partitions but no tasks, unless it reads
-            from brokers or disks.
-        is_read: True to reject plans that are too large or need archived objects.
+        progress: Offsets that the reader already has. The plan contains only later offsets, and
+            only these are checked for holes.
+        tasks: True to plan tasks. If False, the plan of a tier without brokers and disks has
+            partitions but no tasks.
+        is_read: True to raise an error if the plan is too large or needs archived objects.
         on_partition_error: Called with the error of each partition of a tier that cannot be
-            planned; the plan skips this partition. Plans with archived objects are then allowed,
-            because the caller handles them.
+            planned, and which the plan therefore skips. If it is set, archived objects raise no
+            error.
 
     Raises:
         TieredKafkaError: See `segment_catalog.discover`, `requested_bounds` and `check_no_holes`.
@@ -219,7 +242,6 @@ class PlannedPartition:
     """The result of planning one partition.
 
     Attributes:
-        plan: The plan.
         spans: Slices and broker ranges to read, ascending by offset.
         aborted: Number of aborted transactions that have data in the planned offsets.
     """
@@ -246,7 +268,7 @@ def plan_log(
             them.
         with_slices: True to create slices and broker ranges.
         records_end: True if a reader will later continue at the end of the plan. Then the plan ends
-            with the last batch, because a higher end would skip later records.
+            after the last batch, because the reader would skip records below a higher end.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -280,7 +302,7 @@ def _plan_log(
 
     start, stop = bounds_of(source_log.log, lookup)
     if records_end and start < stop == source_log.log.stop:
-        stop = max(start, source_log.end_of_batches())
+        stop = max(start, source_log.last_batch_stop())
     side_files.bounds = start, stop
     surviving = source_log.covering(start, stop)
     check_no_holes(location, surviving, start, stop)
@@ -301,7 +323,11 @@ def _plan_log(
         )
         check_outcomes(location, surviving, decisions)
         check_decided(options.ending, location, stop, plan.stop, plan.end_reason)
-        slices = list(bounded(spans(plan, decisions, options, side_files))) if with_slices else []
+        slices = (
+            list(limited_to_max_slices(spans(plan, decisions, options, side_files)))
+            if with_slices
+            else []
+        )
         read = [(piece.start_offset, piece.stop_offset) for piece in slices]
         if source_log.confirm(surviving, decisions, read):
             break
@@ -321,19 +347,14 @@ def assemble(
     notes: Iterable[str],
     asked: Mapping[str, Sequence[int]],
 ) -> ScanPlan:
-    """Returns the plan of a scan. Splits the slices and ranges of all partitions, and packs them
-    into tasks.
-
-    Args:
-        options: Options of the scan.
-        planned: The planned partitions.
-        notes: Notes for the user.
-        asked: Numbers of the selected partitions, by topic.
+    """Returns the plan of a scan: splits the slices and ranges of all partitions, and packs them
+    into tasks. `notes` are messages for the user; `asked` has the numbers of the selected
+    partitions by topic.
     """
     _log_isolation(planned)
     wanted = [span for partition in planned for span in partition.spans]
     target = target_bytes(wanted, options)
-    pieces = bounded(
+    pieces = limited_to_max_slices(
         piece
         for span in wanted
         for piece in (
@@ -406,8 +427,8 @@ def check_plan(
 def paused_collector() -> Iterator[None]:
     """Pauses garbage collection while the block runs.
 
-    A plan allocates millions of objects, and all of them are needed until it is complete. Searching
-    them repeatedly for cycles takes longer than creating them. With `KTS_TUNING=off`
+    A plan allocates millions of objects, and all of them are needed until it is complete. Repeated
+    searches for cycles in them would take longer than their creation. With `KTS_TUNING=off`
     (`docs/tuning.md`) garbage collection is not paused.
     """
     if not (is_on() and gc.isenabled()):
@@ -422,3 +443,307 @@ def paused_collector() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()
         gc.enable()
+
+
+_THREADS: Final = 16
+_MAX_BYTES: Final = 1 << 30
+_MAX_SHOWN: Final = 200
+
+
+def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
+    """Returns the options that affect a plan, without those that another field of the plan stores.
+    `partitions` has the numbers of all selected partitions by topic, even of partitions without
+    data.
+    """
+    return {
+        "partitions": {topic: list(numbers) for topic, numbers in partitions.items()},
+        "isolationLevel": options.isolation_level,
+        "failOnDataLoss": options.fail_on_data_loss,
+        "layout": options.layout,
+        "catalog": options.catalog,
+        "endOfLog": options.end_of_log,
+        "tailPath": bool(options.tail_paths),
+        "tail": options.tail,
+        "minPartitions": options.min_partitions,
+        "maxRecordsPerPartition": options.max_records_per_partition,
+        "targetPartitionBytes": options.target_partition_bytes,
+        "maxSegmentsPerTask": options.max_segments_per_task,
+    }
+
+
+def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
+    """Reads the plan in `planFile`. Checks that the objects of the plan are unchanged and that no
+    other option contradicts the plan.
+
+    If `progress` is set, the result has no offsets that the reader already has.
+
+    Raises:
+        InvalidOptionError: The file does not exist or is not a plan, or an option contradicts it.
+        DataLossError: The plan skips a hole, and `failOnDataLoss` does not allow it.
+        OffsetOutOfRangeError: A bound of the options is outside the log that the plan recorded.
+        ObjectNotFoundError: An object was deleted.
+        ObjectChangedError: An object was replaced.
+        StoreError: The file cannot be read.
+    """
+    name = scrub(options.plan_file or "")
+    try:
+        plan = ScanPlan.from_json(_read_file(options))
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"option 'planFile' ({name}): {error.message}") from None
+    except StoreError as error:
+        error.message = scrub(f"option 'planFile' ({name}): {error.message}")
+        error.uri = None
+        raise
+    has_disks = options.tail_paths or options.disk_paths
+    if not has_disks and any(is_in_additional_store(ref.key) for ref in plan.objects_read()):
+        raise InvalidOptionError(
+            f"option 'planFile' ({name}): the plan reads brokers' disks at several paths; set"
+            " option 'tailPath' (or 'path' with layout 'kafka-logs') to the same paths"
+        )
+    _check_options(plan, options)
+    _check_selection(plan, options)
+    clipped = plan
+    if progress is not None:
+        clipped = plan.from_offsets(
+            [progress.first_missing(partition) for partition in plan.partitions]
+        )
+    _check_objects(clipped, tier.store)
+    _check_brokers(clipped, options)
+    source = SegmentSource(tier, options.key_ring.loaded())
+    side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+    for partition, rest in zip(plan.partitions, clipped.partitions, strict=True):
+        location = Place(
+            partition.topic, partition.partition, fail_on_data_loss=options.fail_on_data_loss
+        )
+        _check_bounds(partition, location, options, side_files)
+        check_no_holes(location, rest.surviving, rest.start, rest.stop)
+    return replace(clipped, columns=options.columns)
+
+
+def _read_file(options: ScanOptions) -> str:
+    """Reads the plan file with the storage options of the tier."""
+    assert options.plan_file is not None
+    path = options.plan_file
+    scheme = scheme_of(path)
+    if scheme == "file":
+        from kts_source.store.local_store import local_root
+
+        file = local_root(path).resolve()
+        root, key = str(file.parent), file.name
+    else:
+        before, _, query = path.partition("?")
+        folder, _, key = before.rpartition("/")
+        root = f"{folder}/" if folder.endswith(("/", ":")) else folder
+        key = f"{key}?{query}" if query else key
+    storage = storage_of_other_path(options.path, path, options.storage)
+    with closing(open_store(root, storage, retry_policy=options.fetch.retry_policy)) as store:
+        try:
+            info = store.head(key)
+            if info.size > _MAX_BYTES:
+                raise ObjectTooLargeError(
+                    f"the object has {info.size} bytes, more than the limit of {_MAX_BYTES} bytes",
+                    uri=store.uri(key),
+                )
+            return bytes(store.get_range(key, 0, info.size, version=info.version)).decode()
+        except FileNotFoundError:
+            raise InvalidOptionError(
+                "the file does not exist; create it with `kts plan --json` or `ScanPlan.to_json`"
+            ) from None
+        except UnicodeDecodeError:
+            raise InvalidOptionError(
+                "the file is not a plan, because it is not UTF-8; plan again"
+            ) from None
+
+
+def _contradiction(option: str, value: object, plan: str) -> InvalidOptionError:
+    text = str(value)
+    shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return InvalidOptionError(
+        f"option {option!r} ({shown}) contradicts option 'planFile', whose plan"
+        f" {plan[:_MAX_SHOWN]}: remove one of them, or plan again"
+    )
+
+
+def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
+    wanted, planned = made_with(options, {}), plan.made_with
+    if options.tail_paths and not planned.get("tailPath", False):
+        raise _contradiction("tailPath", "given", "was made without disks")
+    level = planned["isolationLevel"]
+    if level != options.isolation_level:
+        raise _contradiction("isolationLevel", options.isolation_level, f"was made with {level}")
+    if options.fail_on_data_loss and planned.get("failOnDataLoss", True) is not True:
+        raise _contradiction("failOnDataLoss", "true", "was made with false")
+    for name in sorted(options.given & wanted.keys() - {"failOnDataLoss"}):
+        before = planned.get(name, wanted[name])
+        if before != wanted[name]:
+            raise _contradiction(name, wanted[name], f"was made with {before}")
+    if plan.where not in (None, fingerprint(options.where)):
+        where = fingerprint(options.where) or "none"
+        raise _contradiction(
+            "where", where, f"skips rows that its own condition excludes: {plan.where}"
+        )
+
+
+def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
+    held = {
+        (partition.topic, partition.partition): partition.topic_id for partition in plan.partitions
+    }
+    asked = plan.made_with["partitions"]
+    planned = held.keys() | {
+        (topic, number) for topic, numbers in asked.items() for number in numbers
+    }
+    topics = {topic for topic, _ in planned} | asked.keys()
+    selection = options.selection
+    if isinstance(selection, Assign):
+        option, numbers_of = "assign", selection.partitions
+        pairs = {(topic, number) for topic, numbers in numbers_of.items() for number in numbers}
+        differs = pairs != planned
+    else:
+        option = "subscribe" if isinstance(selection, Subscribe) else "subscribePattern"
+        differs = set(selection.wanted(topics)) != topics
+    if differs:
+        names = ", ".join(f"{topic}-{number}" for topic, number in sorted(planned)) or "nothing"
+        raise _contradiction(option, selection, f"reads {names}")
+    for (topic, number), topic_id in held.items():
+        wanted = wanted_topic_id(options, topic)
+        if wanted not in (None, topic_id):
+            raise _contradiction("topicId", wanted, f"reads {topic_id} of {topic}-{number}")
+    for partition in plan.partitions:
+        if (
+            partition.catalog is not None
+        ):  # the metadata topic may name objects under other prefixes
+            continue
+        for span in partition.surviving.ranges:
+            key = span.segment.objects.log.key
+            if not (key.startswith(options.key_prefix) or is_in_additional_store(key)):
+                raise _contradiction("keyPrefix", options.key_prefix, f"reads {key}")
+    check_named(options, held.keys(), topics)
+
+
+def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
+    def check(ref: ObjectRef) -> None:
+        info = store.head(ref.key)
+        if (info.size, info.version) != (ref.size, ref.version):
+            raise ObjectChangedError(
+                "the object has changed since the plan was made; plan again", uri=store.uri(ref.key)
+            )
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
+        for _ in pool.map(check, plan.objects_read()):
+            pass
+
+
+def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
+    """Compares a plan with the cluster. Topic ids must be unchanged, brokers must still have all
+    planned offsets, and after a leader change the new leader must have all planned records of the
+    previous leader.
+
+    Raises:
+        InvalidOptionError: The plan reads from brokers, but option `kafka.bootstrap.servers` is not
+            set.
+        DataLossError: The cluster lost planned offsets.
+        BrokerError: Brokers refuse a request, or do not answer.
+    """
+    wanted = {
+        (partition.topic, partition.partition): (partition, partition.brokers.leader_epoch)
+        for partition in plan.partitions
+        if partition.brokers is not None
+    }
+    if not wanted:
+        return
+    if options.brokers is None:
+        raise InvalidOptionError(
+            "the plan of option 'planFile' reads from brokers; set option kafka.bootstrap.servers"
+        )
+    from kts_source.broker.cluster import EARLIEST, Cluster
+
+    with closing(Cluster(options.brokers)) as cluster:
+        counts: dict[str, int] = {}
+        for partition, _ in wanted.values():
+            counts[partition.topic_id] = max(
+                partition.partition + 1, counts.get(partition.topic_id, 0)
+            )
+        topics = cluster.topics({topic for topic, _ in wanted}, counts=counts)
+        for (name, number), (partition, _) in wanted.items():
+            topic = topics.get(name)
+            if topic is None or topic.topic_id != partition.topic_id or number not in topic.leaders:
+                now = "is gone" if topic is None else f"has topic id {topic.topic_id}"
+                raise _lost(
+                    partition,
+                    f"the plan reads topic id {partition.topic_id}, but now the topic {now}",
+                )
+        starts = cluster.offsets(wanted, EARLIEST, read_committed=False)
+        for key, (partition, epoch) in wanted.items():
+            if partition.start < starts[key] and partition.start < partition.stop:
+                raise _lost(
+                    partition,
+                    f"the plan begins at offset {partition.start}, but the brokers' log now starts"
+                    f" at offset {starts[key]}",
+                )
+            if topics[partition.topic].leaders[partition.partition].epoch == epoch:
+                continue
+            (end,) = cluster.epoch_ends({key: [epoch]})[key]
+            if end.epoch != epoch or end.end_offset < partition.stop:
+                raise _lost(
+                    partition,
+                    f"records were lost in an unclean election: the plan reads leader epoch"
+                    f" {epoch} up to offset {partition.stop}, but the leader's log has epoch"
+                    f" {end.epoch} up to offset {end.end_offset}",
+                )
+
+
+def _lost(partition: PartitionPlan, text: str) -> DataLossError:
+    return DataLossError(
+        f"{text}; plan again",
+        topic=partition.topic,
+        partition=partition.partition,
+        offset=partition.start,
+    )
+
+
+def _check_bounds(
+    partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
+) -> None:
+    """Resolves the bounds of the options in the log that the plan recorded. Raises
+    `InvalidOptionError` if the result differs from the offsets of the plan.
+    """
+    log = partition.surviving
+
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        if partition.brokers is not None:
+            raise InvalidOptionError(
+                f"{location}: the plan of option 'planFile' also reads from brokers, so a bound by"
+                " timestamp cannot be compared with the plan; remove the bound, or plan again"
+            )
+        offset = first_offset_at_or_after(log, timestamp_ms, side_files)
+        ranges = log.ranges
+        if ranges and ranges[0].start > log.log_start and offset in (None, ranges[0].start):
+            raise InvalidOptionError(
+                f"{location}: the plan of option 'planFile' has no segments below offset"
+                f" {ranges[0].start}, so a bound by timestamp cannot be compared with the plan;"
+                " remove the bound, or plan again"
+            )
+        return log, offset
+
+    start, stop = requested_bounds(options, location, log, lookup)
+    starting, ending = (
+        _bound_option_name(options, "starting"),
+        _bound_option_name(options, "ending"),
+    )
+    if starting and start != partition.start:
+        raise _contradiction(
+            starting, f"offset {start} of {location}", f"begins at {partition.start}"
+        )
+    if ending and stop != partition.wanted_stop:
+        raise _contradiction(
+            ending, f"offset {stop} of {location}", f"ends at {partition.wanted_stop}"
+        )
+    check_decided(options.ending, location, stop, partition.stop, partition.end_reason)
+
+
+def _bound_option_name(options: ScanOptions, side: str) -> str:
+    """Returns the name of the option that sets the bound `side`, which is `starting` or `ending`;
+    an empty text if no option sets it.
+    """
+    names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
+    return next((name for name in names if name in options.given), "")

@@ -7,8 +7,8 @@ slices refer to a segment by its number in the table. It contains no secret: dat
 
 A plan file may come from an author who is not trusted. So `ScanPlan.from_json` checks that numbers
 are numbers, byte ranges are within their objects, keys are below the root of the store, and slices
-cover the offsets of their partitions. `replay` compares the objects with the store. So a plan
-cannot make a reader access other data, or allocate too much memory.
+cover the offsets of their partitions. `replay` compares the objects with the store. So a malicious
+plan cannot make a reader access other data or exhaust its memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kts_source.planning.partition_plan import (
 )
 from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from kts_source.read.task import ScanTask, SegmentSlice
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.store.object_store import check_key
 from kts_source.texts import Displayed, Table, camel_case, format_bytes, printable
 from segment_format.errors import SegmentFormatError
@@ -84,10 +84,9 @@ class ScanPlan(Displayed):
     """A fixed list of byte ranges to read, and of the objects and offsets that are skipped.
 
     Attributes:
-        partitions: The plan of each partition.
         tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: Text of the predicate that was used to skip slices; `None` if the tasks read all
+        where: Text of the predicate by which slices were skipped; `None` if the tasks read all
             rows.
         notes: Messages for users, for example about the chosen topic id, or partitions without
             data.
@@ -109,11 +108,8 @@ class ScanPlan(Displayed):
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
-        """Returns a text that explains which offsets are read, which offsets are skipped and why,
-        and what the scan will probably cost.
-
-        Args:
-            prices: Price of each storage class; by default list prices of S3.
+        """Returns a text that explains which offsets are read, which are skipped and why, and what
+        the scan will probably cost at these prices by storage class (default: list prices of S3).
         """
         return explain(self, prices)
 
@@ -200,11 +196,8 @@ class ScanPlan(Displayed):
         return plan
 
     def from_offsets(self, starts: Sequence[int]) -> ScanPlan:
-        """Returns a copy of the plan in which each partition begins at another offset.
-
-        Args:
-            starts: New first offset of each partition, in the order of `partitions`. It is at or
-                above the partition's current start.
+        """Returns a copy of the plan in which each partition begins at its offset in `starts`.
+        `starts` has the order of `partitions`; no offset is below the current start.
         """
         partitions = tuple(
             replace(partition, start=start)
@@ -247,12 +240,8 @@ class ScanPlan(Displayed):
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """Returns a text that explains which offsets a plan reads, which offsets it skips and why, and
-    what it will probably cost.
-
-    Args:
-        plan: The plan.
-        prices: Price of each storage class.
+    """Returns the text of `ScanPlan.explain`: which offsets are read, which are skipped and why,
+    and the probable cost.
     """
     work = estimate(plan.tasks)
     slices = sum(len(task.slices) for task in plan.tasks)
@@ -265,7 +254,9 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     ]
     for name, (requests, size) in sorted(work.by_class.items()):
         lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
-    on_disk = [p for task in plan.tasks for p in task.slices if is_beside(p.objects.log.key)]
+    on_disk = [
+        p for task in plan.tasks for p in task.slices if is_in_additional_store(p.objects.log.key)
+    ]
     if on_disk:
         size = sum(piece.nominal_bytes for piece in on_disk)
         lines.append(f"{len(on_disk)} of the slices, {size:,} bytes, are of brokers' disks")
@@ -285,7 +276,7 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
 
 
 def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
-    """Returns the offsets that tasks read of each segment: the lowest start and the highest stop of
+    """Returns the offsets that tasks read of each segment: the lowest start and the highest end of
     its slices.
     """
     kept: dict[SegmentName, tuple[int, int]] = {}
@@ -332,7 +323,7 @@ def _explain_partition(
                 text += ", skipped by where"
             elif offsets != (low, high):
                 text += f", where leaves [{offsets[0]}, {offsets[1]})"
-        kind = "disk" if is_beside(segment.objects.log.key) else "segment"
+        kind = "disk" if is_in_additional_store(segment.objects.log.key) else "segment"
         yield f"  {kind} {segment.segment_id}: {text}, {segment.objects.size_in_bytes:,} bytes"
     if partition.brokers is not None:
         yield from _explain_brokers(partition, partition.brokers)
@@ -656,8 +647,8 @@ def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Raises `ValueError` if the broker ranges of a partition overlap, or do not contain exactly
-    the offsets that the plan assigns to brokers.
+    """Raises `ValueError` unless the broker ranges of a partition are exactly the offsets that the
+    plan reads from brokers, without overlap.
     """
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
@@ -694,8 +685,8 @@ def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
     """Raises `ValueError` if successive slices of a segment skip bytes, or if the slices do not
-    cover the offsets of the partition. With `leaves_rows_out`, offsets may be missing, because a
-    predicate skipped them.
+    cover the offsets of the partition. With `leaves_rows_out`, uncovered offsets are allowed,
+    because a predicate skipped them.
     """
     for _, group in groupby(slices, _span):
         pieces = list(group)

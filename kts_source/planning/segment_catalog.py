@@ -1,9 +1,10 @@
-"""Lists and describes the topics, topic ids, partitions and segments of a tier.
+"""Lists and describes the topics, topic ids, partitions and segments of a tier. If a tier was not
+found, suggests a key prefix or a layout.
 
-Listings are not cached, because only they show which objects exist. If a topic was deleted and
-created again, it has two topic ids; one id is chosen per topic before any partition is read. The
-description of a segment is read only when it is needed: from the cache of an earlier plan, or else
-by the layout, usually from a manifest.
+Listings are not cached, because only a new listing shows which objects exist. If a topic was
+deleted and created again, it has two topic ids; one id is chosen per topic before any partition is
+read. The description of a segment is read only when it is needed: from the cache of an earlier
+plan, or else by the layout, usually from a manifest.
 """
 
 from __future__ import annotations
@@ -25,15 +26,10 @@ from kts_source.errors import (
     TierNotFoundError,
     TopicNotFoundError,
 )
+from kts_source.layout.find_layout import BUILT_IN_LAYOUTS, find_layout
 from kts_source.layout.layout import PartitionListing
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import Assign, Subscribe, SubscribePattern
-from kts_source.planning.tier_hints import (
-    did_you_mean,
-    has_partitions,
-    hint_of_tier,
-    prefixes_of_names,
-)
 from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
@@ -45,7 +41,9 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import Layout, Orphan, SegmentEntry, TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
+    from kts_source.store.object_store import ObjectStore
     from kts_source.tier import Tier
+
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class SegmentCatalog:
     """Lists and describes the segments of a tier, using its layout.
 
     The threads of `pool` describe segments concurrently. Do not call this class in a thread of
-    `pool`: it would wait for other threads of the pool, and all of them may wait forever.
+    `pool`, to avoid deadlocks.
     """
 
     def __init__(
@@ -80,10 +78,9 @@ class SegmentCatalog:
         self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Sets the number of partitions that will be planned concurrently.
-
-        If there are enough partitions to keep the store busy, the thread of each partition reads a
-        few manifests itself. Passing them to other threads would then take longer.
+        """Sets the number of partitions that will be planned concurrently. If there are enough of
+        them to keep the store busy, each partition's own thread reads a few manifests, because
+        passing them to `pool` would take longer.
         """
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
@@ -102,8 +99,8 @@ class SegmentCatalog:
         return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Returns a listing in which empty segments are not orphans but complete segments. A
-        segment is empty if its log object is missing because the log has no bytes.
+        """Returns the listing with empty segments as complete segments instead of orphans. Such a
+        segment has no log object, because its log has no bytes.
 
         Compaction may remove all records of a closed segment, and some stores keep no object for an
         upload of zero bytes.
@@ -128,9 +125,8 @@ class SegmentCatalog:
         )
 
     def is_empty(self, entry: SegmentEntry) -> bool:
-        """Returns whether the log of a segment is empty: its description states 0 bytes and lists
-        every side file except the transaction index. Returns False if the description cannot be
-        read.
+        """Returns whether the log of a segment is empty: the description states 0 bytes, and lists
+        every side file except the transaction index. Returns False for an unreadable description.
         """
         versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
         version = next(versions, None)
@@ -147,8 +143,8 @@ class SegmentCatalog:
         return is_empty
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
-        """Returns the description of each segment. The result has `None` for a deleted segment, and
-        also for an invalid description if data loss is allowed.
+        """Returns the description of each segment; `None` for a deleted segment, and, if data loss
+        is allowed, for an invalid description.
         """
         if len(entries) <= self._max_inline:
             return self._describe_group(entries)
@@ -188,7 +184,6 @@ class ListedPartition:
     most once. Not thread-safe.
 
     Attributes:
-        folder: Folder of the topic id.
         entries: Complete segments, ascending by base offset, then by segment id.
         orphans: Objects that belong to no complete segment. An orphan with a description is a
             damaged segment.
@@ -258,7 +253,7 @@ class ListedPartition:
 
     def unreadable(self) -> list[tuple[int, str]]:
         """Returns a pair of base offset and URI for each segment whose description is missing or
-        invalid. Considers only descriptions that were requested before.
+        invalid. Considers only segments whose description was requested before.
         """
         entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
@@ -267,8 +262,8 @@ class ListedPartition:
 
     def without_end(self) -> dict[str, tuple[int, str]]:
         """Returns base offset and URI of each damaged segment whose end offset is unknown, by
-        segment id. The log of such a segment is missing, and its other files contain only a lower
-        bound of the end.
+        segment id. The log of such a segment is missing, and its other files show only a lower
+        bound.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
@@ -299,11 +294,10 @@ class DiscoveredTopic:
     """A topic that the tier contains.
 
     Attributes:
-        topic_id: The topic id to read.
         other_ids: All other topic ids of the topic in the tier.
         partitions: Partitions that have complete or damaged segments, ascending by number.
-        empty_partitions: Selected partitions that have no segment under this topic id: the user
-            named them, or the tier has a folder for them.
+        empty_partitions: Selected partitions without a segment under this topic id. The user named
+            them, or the tier has a folder for them.
         parts: Objects in the empty partitions that belong to no complete segment, each with the
             number of its partition.
         older_ids: Members of `other_ids` that have segments. They are older than `topic_id`, unless
@@ -376,12 +370,8 @@ def discover(
 def check_partitions(
     options: ScanOptions, topics: Sequence[DiscoveredTopic], catalog: SegmentCatalog
 ) -> None:
-    """Checks that topics that a pattern selected have a partition.
-
-    In another layout, folders may look like topics, but they contain no partitions.
-
-    Raises:
-        TierNotFoundError: No topic has a partition.
+    """Raises `TierNotFoundError` if no topic that a pattern selected has a partition. The tier then
+    probably has another layout, whose folders look like topics but contain no partitions.
     """
     if not topics or not isinstance(options.selection, SubscribePattern):
         return
@@ -460,8 +450,8 @@ def discover_topic(
     pool: Executor,
 ) -> DiscoveredTopic:
     """Lists the partitions of one topic, and chooses the topic id to read: the id in the options,
-    or else the id with the newest event. `folders` are the folders of the topic ids. Raises the
-    errors of `discover`.
+    or else the id with the newest event. `folders` has one folder per topic id. Raises the errors
+    of `discover`.
     """
     pairs = [
         (folder, partition)
@@ -527,8 +517,8 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
     """Returns the objects of a partition that has no complete segment.
 
     Raises `DataLossError` if the objects belong to several segments and data loss is not allowed.
-    Brokers copy segments one after the other, so one incomplete segment may be the first copy, but
-    several incomplete segments prove a loss.
+    Brokers copy one segment at a time. So a single incomplete segment may be a copy in progress,
+    but several prove a loss.
     """
     incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
@@ -544,11 +534,11 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
 def _check_newest(
     options: ScanOptions, chosen: TopicFolder, listed: Sequence[ListedPartition]
 ) -> None:
-    """Checks that no other topic id has newer objects than the chosen topic id.
+    """Raises `DataLossError` if another topic id has newer objects than the chosen one. If data
+    loss is allowed, logs a warning instead.
 
-    A topic id without readable segments may be newer: the topic may be in the process of being
-    created again, or the descriptions of its segments may be lost. Raises `DataLossError`, or logs
-    a warning if data loss is allowed.
+    The other topic id has no readable segments: the topic was probably just created again, or the
+    descriptions of its segments are lost.
     """
     readable = {chosen, *(each.folder for each in listed if each.has_segments)}
     others = [
@@ -585,8 +575,8 @@ def _choose(
     folders: Sequence[TopicFolder],
     listed: Sequence[ListedPartition],
 ) -> TopicFolder:
-    """Returns the folder of the topic id that the options name. If they name none, returns the
-    folder of the topic id with the newest event.
+    """Returns the folder of the topic id in the options; without such an option, the folder of the
+    topic id with the newest event.
     """
     ids = ", ".join(folder.topic_id for folder in folders)
     wanted = wanted_topic_id(options, topic)
@@ -619,8 +609,8 @@ def _choose(
 
 
 def _log_orphans(listed: ListedPartition) -> None:
-    """Logs objects that belong to no complete segment, as warnings. Objects of a copy that may be
-    in progress are logged at level INFO, because they are usual.
+    """Logs warnings about objects that belong to no complete segment. Logs an object of a copy that
+    may be in progress at level INFO, because it is usual.
     """
     last = listed.entries[-1].base_offset if listed.entries else -1
     by_level: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
@@ -636,3 +626,88 @@ def _log_orphans(listed: ListedPartition) -> None:
             text = some(map(str, orphans))
             name = f"{listed.topic}-{listed.partition}"
             log.log(level, "%s: no complete segment, not read: %s", name, text)
+
+
+MAX_FOLDERS: Final = 8
+"""Maximum number of folders to list to suggest a key prefix."""
+_MAX_TOPICS: Final = 3
+"""Maximum number of topic folders that must show whether a layout fits."""
+
+
+def hint_of_tier(store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]) -> str:
+    """Returns a suggestion for the end of an error message: key prefixes, or another layout.
+    Returns an empty text if there is no suggestion.
+    """
+    if prefixes := likely_prefixes(store, layout, key_prefix, wanted):
+        return did_you_mean(prefixes).removeprefix("; ")
+    for name in BUILT_IN_LAYOUTS:
+        if name == layout.name:
+            continue
+        other = find_layout(name)
+        if has_partitions(store, other, key_prefix):
+            return f"the objects have layout {name!r}: set layout={name}"
+        if prefixes := likely_prefixes(store, other, key_prefix, ()):
+            return (
+                f"the objects have layout {name!r}: set layout={name} and keyPrefix {prefixes[0]!r}"
+            )
+    return ""
+
+
+def has_partitions(store: ObjectStore, layout: Layout, key_prefix: str) -> bool:
+    """Returns whether topic folders under a key prefix contain partitions. Folders of another
+    layout may have the same names, but they contain no partitions.
+    """
+    folders = islice(layout.topic_folders(store, key_prefix, None), _MAX_TOPICS)
+    return any(layout.partitions(store, folder) for folder in folders)
+
+
+def likely_prefixes(
+    store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
+) -> tuple[str, ...]:
+    """Suggests key prefixes to try instead of `key_prefix`.
+
+    Searches the parent folder of `key_prefix` and the root of the store, and their subfolders down
+    to the first folder with topics. Looks at no more than `MAX_FOLDERS` folders.
+
+    Args:
+        store: Store of the tier.
+        layout: Layout that recognizes the folders of topics.
+        key_prefix: Prefix under which no topic was found. The result does not contain this prefix.
+        wanted: Names of topics. If a folder has topics whose names end with one of them, the result
+            has the prefixes of these topics. For another folder with topics, the result has the
+            folder itself.
+    """
+    topics = tuple(wanted)
+    waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
+    visited: set[str] = set()
+    prefixes: list[str] = []
+    while waiting and len(visited) < MAX_FOLDERS:
+        folder = waiting.pop(0)
+        if folder in visited:
+            continue
+        visited.add(folder)
+        names = [incarnation.topic for incarnation in layout.topic_folders(store, folder, None)]
+        if names:
+            prefixes += prefixes_of_names(folder, names, topics) or (folder,)
+        else:
+            waiting += store.list_folders(folder)
+    others = (prefix for prefix in dict.fromkeys(prefixes) if prefix != key_prefix)
+    return tuple(prefix for prefix in others if has_partitions(store, layout, prefix))
+
+
+def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
+    """Returns the key prefixes with which a scan would find the topics in `wanted`, according to
+    the names of folders. Example: for topic `orders` and a folder `kts-orders`, the prefix is
+    `kts-`.
+    """
+    ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
+    heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
+    return tuple(dict.fromkeys(folder + head for head in heads))
+
+
+def did_you_mean(prefixes: Iterable[str]) -> str:
+    """Returns a suggestion of key prefixes for the end of an error message; an empty text if there
+    are no prefixes.
+    """
+    names = " or ".join(repr(prefix) for prefix in prefixes)
+    return f"; did you mean keyPrefix {names}?" if names else ""

@@ -1,4 +1,6 @@
-"""Reads and checks the side files of segments. Reads batch headers if a side file is missing."""
+"""Reads and checks the side files of segments: indexes, leader-epoch checkpoint and producer
+snapshot. Reads batch headers instead if a side file is missing.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +66,11 @@ class SideFiles:
     """Reads the side files of segments. Not thread-safe.
 
     Args:
-        source: Fetches and decrypts the side files.
         max_batch_bytes: Maximum size of a record batch.
 
     Attributes:
-        bounds: First offset and end of the wanted offsets. If one of them is inside a segment, all
-            side files of the segment are needed, so they are read together.
+        bounds: First offset and end of the wanted offsets. All side files of a segment that
+            contains one of these two offsets are read together, because all are needed.
     """
 
     def __init__(self, source: SegmentSource, *, max_batch_bytes: int) -> None:
@@ -105,7 +106,7 @@ class SideFiles:
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
-        """Returns the time index; `None` if it does not exist or contradicts its segment.
+        """Returns the time index; `None` if it does not exist or contradicts the segment.
 
         A time index has no checksum, so callers must compare an entry with the log before they use
         it.
@@ -153,14 +154,14 @@ class SideFiles:
     def contradicted(
         self, segment: RemoteSegment, error: SegmentFormatError
     ) -> CorruptSegmentError:
-        """Returns the error to raise if the log or a producer snapshot contradicts a transaction
-        index.
+        """Returns the error about a transaction index that the log or a producer snapshot
+        contradicts.
         """
         return self._located(error, segment, "transaction index")
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
-        """Finds the transactions that are aborted in a range or open at its end, by reading the
-        batches of the range. `open_before` has the transactions that are open at its start.
+        """Reads the batches of a range, and returns the transactions that are aborted in the range
+        or open at its end. `open_before` has the transactions that are open at its start.
         """
         return replay_batches(self.batches(span.segment, 0), span, open_before)
 
@@ -168,8 +169,7 @@ class SideFiles:
         self, span: SegmentRange, open_before: Mapping[int, int]
     ) -> tuple[AbortedTxn, ...]:
         """Returns the transactions in `open_before` that are aborted in a range. `open_before` has
-        the transactions that are open at the start of the range. Reads the log up to the last of
-        their markers.
+        the transactions that are open at its start. Reads the log until their last marker.
         """
         return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
@@ -202,9 +202,10 @@ class SideFiles:
         for entry in chain(first, self._whole_entries(segment, position, _epochs)):
             yield entry.base_offset, entry.epoch
 
-    def end_of_batches(self, segment: RemoteSegment) -> int | None:
-        """Returns one past the last offset of a segment's last batch. Returns `None` if the segment
-        has no batch, or its log cannot be read; a later read of its rows then reports the error.
+    def last_batch_stop(self, segment: RemoteSegment) -> int | None:
+        """Returns one past the last offset of a segment's last batch; `None` if the segment has no
+        batch, or its log cannot be read. In the second case, a later read of its rows reports the
+        error.
         """
         is_archived = segment.objects.log.storage_class in ARCHIVE_CLASSES
         if is_archived or not segment.objects.size_in_bytes:
@@ -235,11 +236,9 @@ class SideFiles:
     def _whole_entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """Yields the entries of a segment's log from a byte position on. Holds each entry back
-        until the next entry was read.
-
-        No checksum covers the base offset of a batch. So an entry is yielded only after the offsets
-        of the next entry proved to be higher.
+        """Yields the entries of a segment's log from a byte position on. Yields an entry only after
+        the next entry was read and has higher offsets, because no checksum covers the base offset
+        of a batch.
         """
         waiting: _Read | None = None
         for entry in self._entries(segment, position, read):
@@ -297,9 +296,9 @@ class SideFiles:
 
 
 def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> None:
-    """Raises `CorruptIndexError` if a segment's manifest has other leader epochs than `entries` of
-    its checkpoint. Ignores offsets below the first entry of the checkpoint, and below the first
-    entry of the manifest.
+    """Raises `CorruptIndexError` if the leader epochs in a segment's manifest differ from
+    `entries`, the entries of the segment's checkpoint. Ignores offsets below the first entry of the
+    manifest or of the checkpoint.
     """
     if not entries or not segment.leader_epochs:
         return
@@ -321,8 +320,8 @@ def epochs_text(entries: Iterable[EpochEntry]) -> str:
 
 
 def check_transaction(txn: AbortedTxn, segment: RemoteSegment) -> None:
-    """Raises `CorruptIndexError` if the abort marker of a transaction-index entry is not in its
-    segment, or if the entry's last stable offset is more than one above the marker.
+    """Raises `CorruptIndexError` if the abort marker of a transaction-index entry is not in the
+    segment, or if the entry has a last stable offset of more than one above the marker.
     """
     if not segment.start_offset <= txn.last_offset <= segment.end_offset:
         raise CorruptIndexError(
@@ -337,8 +336,8 @@ def check_transaction(txn: AbortedTxn, segment: RemoteSegment) -> None:
 
 
 def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
-    """Raises `CorruptIndexError` if the last entry of a time index has an offset after its segment,
-    or another timestamp than the largest timestamp of the segment.
+    """Raises `CorruptIndexError` if the last entry of a time index has an offset after the segment,
+    or a timestamp other than the largest timestamp of the segment.
     """
     if not len(index):
         return
@@ -371,13 +370,9 @@ def _cache(
 def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
-    """Finds the transactions that are aborted in a range or open at its end.
-
-    Args:
-        batches: Batches of the range's segment, ascending by offset.
-        span: The range.
-        open_before: First offset of each transaction that is open at the start of the range, by
-            producer id.
+    """Returns the transactions that are aborted in a range or open at its end. `batches` are those
+    of the range's segment, ascending by offset. `open_before` has the first offset of each
+    transaction that is open at the start of the range, by producer id.
     """
     state = TransactionReplay(open_before)
     for batch in batches:
@@ -394,13 +389,9 @@ def first_ends(
     span: SegmentRange,
     open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Returns the transactions in `open_before` that are aborted in a range.
-
-    Args:
-        batches: Entries of the range's segment, ascending by offset. Only control batches are used.
-        span: The range.
-        open_before: First offset of each transaction that is open at the start of the range, by
-            producer id.
+    """Returns the transactions in `open_before` that are aborted in a range. Uses only the control
+    batches in `batches`, the ascending entries of the range's segment. `open_before` has the first
+    offset of each transaction that is open at the start of the range, by producer id.
     """
     waiting = set(open_before)
     state = TransactionReplay(open_before)
@@ -439,7 +430,7 @@ class _EntryEpoch:
 
 
 def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
-    """Yields offsets, leader epoch and producer of each complete entry in `data`."""
+    """Yields position, offsets, leader epoch and producer of each complete entry in `data`."""
     for entry in iter_entries(data):
         if entry.magic == MAGIC_2:
             header = RecordBatchHeader.from_bytes(data, entry.position)
@@ -454,8 +445,8 @@ def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
 
 
 def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
-    """Yields each complete entry in `data`. Control batches are decoded; of other entries, only the
-    header is read.
+    """Yields each complete entry in `data`: control batches decoded, and only the headers of other
+    entries.
     """
     for entry in iter_entries(data):
         if entry.magic != MAGIC_2:
@@ -485,8 +476,8 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
 
 
 def _whole_entries(data: bytes) -> int:
-    """Returns the size of the complete entries at the start of `data`. If an entry is invalid,
-    returns the size of `data`. The caller then reads the invalid entry and gets the error.
+    """Returns the size of the complete entries at the start of `data`. Returns the size of `data`
+    if an entry is invalid, so that the caller reads the entry and gets the error.
     """
     stop = 0
     try:

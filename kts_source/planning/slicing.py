@@ -2,8 +2,8 @@
 
 A segment that is larger than a task is split near chunk borders. Small adjacent slices share a
 task. The offset index limits the bytes that are read for an offset range. Option `where` limits
-slices by offsets, timestamps and partitions; it does not change the planned offsets of a partition,
-its end or its holes.
+slices by offsets, timestamps and partitions, but the partition plan keeps its offsets, end and
+holes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.bounds import confirmed_skip, has_confirmed_time, is_skipped
 from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.planning.partition_plan import (
-    Neighbors,
+    SurroundingsBuilder,
     segment_name,
     segment_slice,
     slice_objects,
@@ -69,7 +69,7 @@ def spans(
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())
     following = [span.segment for span, _, _ in wanted[1:]]
-    neighbors = Neighbors()
+    builder = SurroundingsBuilder()
     for (span, first, end), after in zip_longest(wanted, following):
         segment = span.segment
         start, stop = pruner.narrowed(segment, first, end, after)
@@ -84,7 +84,7 @@ def spans(
             objects = _without_index(objects)
         around = None
         if options.read_committed:
-            around = neighbors.around(span, objects, start, stop)
+            around = builder.surroundings_of(span, objects, start, stop)
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             cuts = 0, segment.objects.size_in_bytes
             if index is not None:  # skip the bytes that the index excludes
@@ -93,8 +93,8 @@ def spans(
                 # Do not rely on an index entry that ends at `low`, because the base offset of its
                 # batch has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
-            aborted = decisions.aborted.clip(low, high, next_until=stop)
-            lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
+            aborted = decisions.aborted.overlapping(low, high, next_until=stop)
+            lineage = _owning_epochs(plan.surviving.lineage, segment.start_offset, low, high)
             yield segment_slice(segment, objects, cuts, (low, high), aborted, lineage, around)
 
 
@@ -105,10 +105,10 @@ def _offset_cuts(
     about `limit` records are between two adjacent offsets of the result.
 
     The number of records is estimated. Every record has an offset and takes at least one byte, even
-    in a compressed batch. So if there are fewer bytes than offsets between two index entries,
-    compaction has removed records, and the offsets of the remaining records are unknown. Such a
-    part is not split, and each of its bytes counts as a record. In other parts, each offset counts
-    as a record.
+    in a compressed batch. So if a part between two index entries has fewer bytes than offsets,
+    compaction has removed records, and it is unknown which offsets remain. Such a part is not
+    split, and each of its bytes counts as a record. In the other parts, each offset counts as a
+    record.
     """
     if limit >= stop - start:
         return start, stop
@@ -133,8 +133,8 @@ def _offset_cuts(
 def _parts_between_entries(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
-    """Splits [start, stop) after each offset in the index. Returns two lists: the borders,
-    including `start` and `stop`, and an upper bound of the bytes of each part between two borders.
+    """Splits [start, stop) after each offset in the index. Returns the borders, including `start`
+    and `stop`, and the maximum bytes of each part between two borders.
     """
     size = segment.objects.size_in_bytes
     if index is None:
@@ -149,7 +149,7 @@ def _parts_between_entries(
     return borders, [high - low for low, high in zip(positions, positions[2:], strict=False)]
 
 
-def bounded(slices: Iterable[_Piece]) -> Iterator[_Piece]:
+def limited_to_max_slices(slices: Iterable[_Piece]) -> Iterator[_Piece]:
     """Yields the items of `slices`. Raises `PlanTooLargeError` after `MAX_SLICES` items."""
     for number, piece in enumerate(slices):
         if number == MAX_SLICES:
@@ -165,21 +165,21 @@ def _too_many_slices() -> PlanTooLargeError:
 
 
 def _without_index(objects: SegmentObjects) -> SegmentObjects:
-    """Returns the objects of a segment without its offset index, which is not usable. Without an
-    index, tasks cannot look up boundaries, so the segment is not split.
+    """Returns the objects of a segment without its unusable offset index. The segment is then not
+    split, because tasks look up boundaries in the index.
     """
     unused = objects.indexes[IndexType.OFFSET]
     indexes = {**objects.indexes, IndexType.OFFSET: replace(unused, stop=unused.start)}
     return replace(objects, indexes=indexes)
 
 
-def _owners(
+def _owning_epochs(
     lineage: Sequence[EpochEntry], segment_start: int, start: int, stop: int
 ) -> tuple[EpochEntry, ...]:
-    """Returns the entries of the lineage that own offsets in [start, stop).
+    """Returns the entries of the lineage whose epochs have offsets in [start, stop).
 
-    A batch that contains the log start has its base offset below the first entry of the lineage. So
-    the first entry is extended down to the start of the segment.
+    Extends the first entry of the lineage down to the start of the segment, because a batch that
+    contains the log start has a lower base offset.
     """
     entries = [
         entry
@@ -193,8 +193,8 @@ def _owners(
 
 
 def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
-    """Splits a slice into slices of about `target` bytes of work each. The number of slices is
-    limited by the number of entries in the offset index.
+    """Splits a slice into slices of about `target` bytes of work each, but into no more slices than
+    the offset index has entries.
     """
     count = math.ceil(piece.work / target)
     if count > 1:
@@ -213,8 +213,8 @@ def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
 
 
 def cut_range(piece: BrokerRange, target: int, max_records: int | None) -> Iterator[BrokerRange]:
-    """Splits a broker range into ranges with about equal numbers of offsets. Each of them has at
-    most about `target` bytes and at most `max_records` offsets.
+    """Splits a broker range into ranges with about equal numbers of offsets, each with at most
+    about `target` bytes and at most `max_records` offsets.
     """
     offsets = piece.stop_offset - piece.start_offset
     count = math.ceil(piece.work / target)
@@ -268,8 +268,8 @@ def pack(
 
 
 class _Pruner:
-    """Limits the offsets of each segment to offsets that can match option `where`. Call it for the
-    segments of one partition in ascending order.
+    """Limits the offsets of each segment to those that can match option `where`. Call `narrowed`
+    for the segments of one partition in ascending order.
     """
 
     def __init__(
@@ -287,22 +287,22 @@ class _Pruner:
         self, segment: RemoteSegment, start: int, stop: int, following: RemoteSegment | None
     ) -> tuple[int, int]:
         """Returns the part of [start, stop) that can contain matching rows, as (start, stop). If no
-        row can match, the result is empty: start is not below stop. `following` is the next
-        segment.
+        row can match, the result is empty: start is not below stop. `following` is the next segment
+        of the partition.
         """
         box = self._box
         if box.is_empty:
             return stop, stop
         start, stop = max(start, box.first_offset), min(stop, box.last_offset + 1)
         if start < stop and box.first_timestamp > MIN_INT64:
-            start = max(start, self._first_late_enough(segment, following, stop))
+            start = max(start, self._end_of_early_records(segment, following, stop))
         return start, stop
 
-    def _first_late_enough(
+    def _end_of_early_records(
         self, segment: RemoteSegment, following: RemoteSegment | None, stop: int
     ) -> int:
-        """Returns an offset. All records of the segment below this offset have timestamps that are
-        too early to match.
+        """Returns an offset below which all records of the segment have timestamps that are too
+        early to match.
         """
         first_ms = first_millisecond(self._box)
         if self._all_earlier:
@@ -341,8 +341,8 @@ def narrowed(plan: ScanPlan, where: Predicate, condition: Predicate) -> ScanPlan
     """Returns a plan without the slices and broker ranges in which no row matches `where`.
 
     Sends no request, because it uses only offsets, partitions and the largest timestamp of each
-    segment. If this timestamp is out of order compared with the next and previous segments, it may
-    be wrong, and the segment is kept.
+    segment. A largest timestamp that is out of order compared with adjacent segments may be wrong,
+    so such a segment is kept.
 
     Args:
         plan: A plan that contains at least the wanted rows.
@@ -385,8 +385,8 @@ def _narrowed_task(
 
 
 def _all_earlier(segments: Sequence[RemoteSegment], timestamp_ms: int) -> Iterator[RemoteSegment]:
-    """Yields the segments of a partition in which all records are dated before a timestamp (ms
-    since 1970). Does not yield a segment whose largest timestamp is out of order.
+    """Yields the segments of a partition whose records are all before a timestamp (ms since 1970).
+    Omits segments whose largest timestamp is out of order.
     """
     is_earlier = [segment.is_dated_before(timestamp_ms) for segment in segments]
     for number, segment in enumerate(segments):

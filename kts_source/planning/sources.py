@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 
 class SourceLog:
     """The log of one partition. This class has the complete log in memory; subclasses read parts of
-    it when they are needed.
+    the log when they are needed.
 
     Args:
         location: The partition, and whether data loss is an error.
-        topic_id: The topic id to read.
-        side_files: Reads the side files of the log's segments.
 
     Attributes:
         log: Log start, end and ranges. If `is_complete` is False, it may have only the ranges that
@@ -79,8 +77,8 @@ class SourceLog:
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """Compares the outcomes of transactions with their markers. Considers transactions that are
-        open at the end of a read, because their markers are later in the log.
+        """Compares the outcomes of transactions that are open at the end of a read with their
+        markers, which are later in the log.
 
         Args:
             surviving: The log that `decided` returned last.
@@ -107,7 +105,7 @@ class SourceLog:
         """
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
-    def end_of_batches(self) -> int:
+    def last_batch_stop(self) -> int:
         """Returns one past the last offset of the log's last batch; the end of the log if this
         batch cannot be read.
         """
@@ -119,7 +117,7 @@ class SourceLog:
         return ()
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """Returns `plan` with further facts that only this source has, such as broker ranges or
+        """Returns `plan` with facts that only this kind of source has, such as broker ranges or
         disks.
         """
         return plan

@@ -6,8 +6,8 @@ offsets. For a window, it reads the manifests of:
 * the first segment, for the log start;
 * the last segment by offset, and the segments that were uploaded last, for lineage and end of the
   tier;
-* segments that begin at or above the start of a segment that was uploaded later, perhaps by the
-  leader of another branch;
+* segments that begin at or above the start of a later upload, which may be from the leader of
+  another branch;
 * segments that begin in the window, and earlier segments until the start of the window is covered.
 
 The result is exact, because each offset is served by the last segment that has it
@@ -17,9 +17,10 @@ branch or a hole.
 
 The times in the listing show which uploads are newest. A tool that copies the bucket may reset
 these times. Then the last segment by offset is still read, and every epoch is still compared. One
-case cannot be detected: after two unclean elections, the leader's branch may have only epochs below
-the epochs of an abandoned branch in the tier. Until a segment with the leader's epoch is copied,
-the tier does not record which branch survived, and different windows may choose different branches.
+case cannot be detected: after two unclean elections, all segments of the leader's branch in the
+tier may have lower epochs than an abandoned branch. Until the first segment with the leader's epoch
+is copied, the tier does not show which branch survived, and different windows may choose different
+branches.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class TierSource:
 
     @property
     def topics(self) -> set[str]:
-        """Names of the selected topics. Bounds in JSON may name any partition of them."""
+        """Names of the selected topics. Bounds in JSON may name any partition of these topics."""
         return {topic.topic for topic in self._topics}
 
     @property
@@ -134,9 +135,7 @@ class TierSource:
 
 
 def layout_of(options: ScanOptions) -> Layout:
-    """Returns a new layout for a plan that reads only the tier. Do not share the layout between
-    plans.
-    """
+    """Returns a new layout for a plan that reads only the tier. Each plan needs its own layout."""
     return find_layout(
         options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
     )
@@ -147,9 +146,10 @@ def can_plan_in_part(
 ) -> bool:
     """Returns whether a partition can be planned without reading all of its manifests.
 
-    Timestamps of records may be in any order, so a bound by timestamp needs all manifests. It needs
-    only a part of them if option `maxTimestampAheadMs` limits how far timestamps may be ahead of
-    uploads. `from_the_start` is True if a scan without a start offset begins at the log start.
+    Timestamps of records may be in any order, so a bound by timestamp needs all manifests. If
+    option `maxTimestampAheadMs` limits how far timestamps may be ahead of uploads, a part of the
+    manifests is enough. `from_the_start` is True if a scan without a start offset begins at the log
+    start.
     """
     bounds = (options.starting, options.ending)
     if any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds):
@@ -186,7 +186,7 @@ def open_tier_log(
     in_part: bool,
     keeps_from: int | None = None,
 ) -> TierLog:
-    """Opens the log of a listed partition. See `TierLog` for the arguments."""
+    """Opens the log of a listed partition. `TierLog` describes the arguments."""
     return TierLog(
         Place(listed.topic, listed.partition, listed.orphans, options.fail_on_data_loss),
         listed,
@@ -204,12 +204,11 @@ class TierLog(SourceLog):
     Args:
         location: The partition, and whether data loss is an error.
         listed: The segments of the partition, at least one, complete or damaged.
-        side_files: Reads the side files of the segments.
         in_part: True to read only the segments that are needed, False to read all segments.
         max_ahead_ms: Maximum time in ms by which a record's timestamp may be after the upload of
             its segment; `None` = no limit.
-        keeps_from: First offset to include in the log even if it is below the log start, provided
-            that its segment still exists; `None` = begin at the log start.
+        keeps_from: First offset to include although it is below the log start, if its segment still
+            exists; `None` = begin at the log start.
     """
 
     def __init__(
@@ -261,12 +260,12 @@ class TierLog(SourceLog):
                 )
         return self._contradiction
 
-    def end_of_batches(self) -> int:
-        """Returns one past the last offset of the last batch, which is read from the log. The end
-        offset in the last manifest is not used, because manifests have no checksum, and no later
-        segment confirms this offset.
+    def last_batch_stop(self) -> int:
+        """Returns one past the last offset of the last batch, which is read from the log.
 
-        If a reader continued at an end that is too high, it would skip records of the next segment.
+        The end offset in the last manifest is not used: manifests have no checksum, and no later
+        segment confirms it. A reader that continues at a too high end would skip records of the
+        next segment.
         """
         stop = self.log.stop
         while stop > self.log.log_start:
@@ -274,7 +273,7 @@ class TierLog(SourceLog):
             last = next((span for span in ranges if span.start < stop <= span.stop), None)
             if last is None or stop != last.segment.stop_offset:
                 return stop
-            end = self.side_files.end_of_batches(last.segment)
+            end = self.side_files.last_batch_stop(last.segment)
             if end is None or end >= stop:
                 return stop
             if end > last.start:
@@ -282,9 +281,9 @@ class TierLog(SourceLog):
             stop = last.start  # the segment has no batch of these offsets
         return stop
 
-    def end_of_segments(self, offset: int, count: int) -> int:
-        """Returns the approximate end offset of a run of `count` segments. The first of them is the
-        segment that contains `offset`.
+    def approximate_stop(self, offset: int, count: int) -> int:
+        """Returns the approximate end of a run of `count` segments, which begins with the segment
+        that contains `offset`.
         """
         number = bisect_right(self._bases, offset) + count - 1
         if self.is_complete or number >= len(self._bases):
@@ -355,8 +354,9 @@ class TierLog(SourceLog):
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def _first_offset_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
-        """Searches the segments at indexes `recent` for the first record dated at or after a
-        timestamp. If a segment is unusual (see `_is_plain`), reads all segments and returns `None`.
+        """Searches the segments at indexes `recent` for the first record with a timestamp at or
+        after `timestamp_ms`. Returns `None` if there is none, or if a dead branch may exist (see
+        `_has_no_dead_branch`); in the second case, reads all segments first.
         """
         begin, size = 0, 2
         while begin < len(recent):
@@ -392,7 +392,7 @@ class TierLog(SourceLog):
     def _with_older_epochs(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]
     ) -> Sequence[EpochEntry]:
-        """Returns the lineage with earlier entries added, from the newest checkpoint of the
+        """Returns the lineage, preceded by earlier entries from the newest checkpoint of the
         segments that begin below the log start.
         """
         start = lineage[0].start_offset
@@ -408,7 +408,7 @@ class TierLog(SourceLog):
 
     def _find_ends(self) -> bool:
         """Finds log start and end from the descriptions of a few segments. Returns False if they
-        may be wrong. Then all segments must be read.
+        may be wrong, so that all segments must be read.
         """
         entries = self.listed.entries
         uploads = self._uploads
@@ -439,23 +439,23 @@ class TierLog(SourceLog):
         log_start = min(max(self._bases[0], checkpoint_start), stop)
         self.log = PartitionLog(self._lineage, log_start, stop, (), (), ())
         has_start &= self._keeps_from >= log_start
-        return has_start and all(map(self._is_plain, (*segments, *self._damaged)))
+        return has_start and all(map(self._has_no_dead_branch, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
-        """Returns, for each segment at an index in `numbers`, the range of offsets that it may
-        serve. Returns `None` if a segment is unusual (see `_is_plain`).
+        """Returns, for each segment at an index in `numbers`, the offsets that may be read from it.
+        Returns `None` if a dead branch may exist (see `_has_no_dead_branch`).
         """
         wanted = list(numbers)
         segments = self.listed.described(wanted)
-        if len(segments) < len(wanted) or not all(map(self._is_plain, segments)):
+        if len(segments) < len(wanted) or not all(map(self._has_no_dead_branch, segments)):
             return None
         spans = (usable_range(segment, self._lineage) for segment in segments)
         return [span for span in spans if span is not None]
 
-    def _is_plain(self, segment: RemoteSegment) -> bool:
-        """Returns whether all offsets of a segment above the log start belong to the lineage, and
-        are below the known end of the log. If the result is False, the log may have abandoned
-        branches, so all segments must be read.
+    def _has_no_dead_branch(self, segment: RemoteSegment) -> bool:
+        """Returns whether all offsets of a segment above the log start belong to the lineage and
+        are below the known end of the log. If not, there may be dead branches, so all segments must
+        be read.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False
@@ -466,18 +466,18 @@ class TierLog(SourceLog):
         return usable_range(segment, self._lineage) == expected and expected.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
-        """Returns the index of the first entry that has the same base offset as the entry at index
+        """Returns the index of the first entry with the base offset of the entry at index
         `number`.
         """
         return bisect_left(self._bases, self._bases[max(number, 0)])
 
 
 def _superseded(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
-    """Returns the indexes of the entries that have the same base offset as another entry, or for
+    """Returns the indexes of the entries that share their base offset with another entry, or for
     which a later upload has an equal or lower base offset.
 
-    The later upload may be a repeated copy. It may also be from the leader of another branch, whose
-    segments may lack a higher epoch.
+    The later upload may be a repeated copy. It may also be from the leader of another branch, even
+    if its segments have no higher epoch.
     """
     numbers = set()
     lowest = MAX_OFFSET
@@ -490,7 +490,7 @@ def _superseded(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
 
 
 def _uploaded_ms(entry: SegmentEntry) -> int:
-    """Returns when the last object of a segment was written, in ms since 1970; −1 if the store does
+    """Returns when the last object of a segment was written (ms since 1970); −1 if the store does
     not report it.
     """
     written = [info.last_modified_ms for _, info in entry.objects]

@@ -1,3 +1,3 @@
-"""Option `where`: parses a SQL predicate over the columns of the table. Tasks evaluate it for each
+"""Option `where`: parses a SQL predicate over the columns of records. Tasks evaluate it for each
 row.
 """

@@ -149,8 +149,8 @@ def field_values(field: Field, column: pa.Array) -> pa.Array:
 
 
 def ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Maps doubles to integers that have the same order as the doubles have in Spark: NaN equals
-    itself and is the largest value, and -0 equals 0.
+    """Maps doubles to integers that are ordered as Spark orders the doubles: NaN equals itself and
+    is the largest value, and -0 equals 0.
     """
     bits = (values + 0.0).view(np.int64)
     return np.where(np.isnan(values), MAX_INT64, np.where(bits < 0, bits ^ MAX_INT64, bits))
@@ -182,8 +182,7 @@ _PARTS: Final[dict[Part, Callable[..., Any]]] = {
 def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """Returns a mask of the rows for which the predicate is true; `None` if there are no such rows.
 
-    The batch must have the columns of `columns_of(predicate)`, with the types that they have in the
-    table.
+    The batch must have the columns of `columns_of(predicate)`, with the types that scans return.
     """
     terms = predicate.terms if isinstance(predicate, And) else (predicate,)
     mask = None

@@ -1,9 +1,9 @@
 """Finds out which offsets and timestamps of a partition can match a predicate, before rows are
 read.
 
-`specialised` replaces topic and partition in the predicate by their values. `region` returns bounds
-of the offsets and timestamps that can match. The bounds may include rows that do not match, but
-never exclude a matching row.
+`specialised` replaces topic and partition in the predicate by the values of one partition. `region`
+returns bounds of the offsets and timestamps that can match. The bounds may include rows that do not
+match, but never exclude a matching row.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ def instant(text: str, zone: tzinfo | None) -> int:
     12:00` or `2024-01-31T12:00:00.000000 +02:00`. The time zone in the text is optional; the
     default is `zone`.
 
-    As in Spark, if a clock change skips the local time, the offset before the change is used. If
-    the local time occurs twice, the first of the two times is used.
+    If a clock change skips or repeats the local time, the UTC offset before the change is used, as
+    in Spark.
 
     Raises:
         ValueError: The text is not a timestamp, or it has no time zone and `zone` is `None`.
@@ -209,9 +209,9 @@ class LocalTime(int):
 Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | date
 
 
-def read_as(operand: Operand, kind: Kind) -> Operand | None:
-    """Returns the operand converted to a kind that is the same or wider; `None` if this is
-    impossible.
+def converted_to(operand: Operand, kind: Kind) -> Operand | None:
+    """Returns the operand converted to `kind`; `None` if `kind` is neither the operand's kind nor a
+    wider kind.
     """
     if operand.kind is kind:
         return operand
@@ -220,10 +220,10 @@ def read_as(operand: Operand, kind: Kind) -> Operand | None:
     return replace(operand, kind=kind) if _WIDTH[operand.kind] < _WIDTH[kind] else None
 
 
-def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
+def with_common_kind(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
     """Returns two operands converted to a common kind; `None` if they have no common kind."""
     for kind in (left.kind, right.kind):
-        first, second = read_as(left, kind), read_as(right, kind)
+        first, second = converted_to(left, kind), converted_to(right, kind)
         if first is not None and second is not None:
             return first, second
     return None
@@ -232,8 +232,8 @@ def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
 def with_literals(
     operand: Operand, literals: Sequence[Literal], zone: tzinfo | None
 ) -> tuple[Operand, tuple[Value, ...]]:
-    """Returns two values: the operand, and the values of the literals. Both are converted to a
-    common kind, so that they can be compared.
+    """Converts the operand and the values of the literals to a common kind, so that they can be
+    compared. Returns both.
 
     Args:
         operand: The column or field.
@@ -247,7 +247,7 @@ def with_literals(
     kinds = [operand.kind, *(kind for kind in numbers if kind is not None)]
     if operand.kind in _WIDTH:
         widest = max(kinds, key=lambda kind: _WIDTH[kind])
-        operand = read_as(operand, widest) or operand
+        operand = converted_to(operand, widest) or operand
     return operand, tuple(_value(operand.kind, literal, zone) for literal in literals)
 
 
@@ -325,13 +325,13 @@ class SqlText:
         return trees[0]
 
     def string(self, node: exp.Literal) -> str:
-        """Returns a string literal with its quotes, as it was before it was replaced by a
-        placeholder.
-        """
+        """Returns the original string literal, with quotes, in place of a placeholder."""
         return self._strings.get(node.this, f"'{node.this}'")
 
     def of(self, node: exp.Expr) -> str:
-        """Returns the SQL text of a node of the tree, with the original string literals."""
+        """Returns the SQL text of a node of the tree, with string literals in place of
+        placeholders.
+        """
         copy = node.copy()
         for literal in list(copy.find_all(exp.Literal)):
             if literal.this in self._strings:

@@ -45,9 +45,7 @@ MAX_INT64: Final = (1 << 63) - 1
 
 
 class Kind(Enum):
-    """Kind of an operand or literal. Only operands and literals of the same kind can be
-    compared.
-    """
+    """Kind of an operand or literal. Only values of equal kinds can be compared."""
 
     BYTES = "bytes"
     NUMBER = "a whole number"
@@ -99,7 +97,7 @@ _FLIPPED: Final = {Op.LT: Op.GT, Op.LE: Op.GE, Op.GT: Op.LT, Op.GE: Op.LE}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table. Its name is a key of `KINDS`."""
+    """A column of records. The name is a key of `KINDS`."""
 
     name: str
 
@@ -110,7 +108,7 @@ class Column:
 
     @property
     def source(self) -> str:
-        """Name of the table column that contains the values."""
+        """Name of the column of a batch that contains the values."""
         return self.name
 
 
@@ -264,8 +262,8 @@ def operands_of(predicate: Predicate) -> frozenset[Operand]:
 
 
 def columns_of(predicate: Predicate) -> frozenset[str]:
-    """Returns the columns of the table that a predicate reads. It reads column `headers` if it
-    contains `header('name')`.
+    """Returns the columns that a predicate reads. It reads column `headers` if it contains
+    `header('name')`.
     """
     return frozenset(operand.source for operand in operands_of(predicate))
 

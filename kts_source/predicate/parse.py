@@ -20,14 +20,14 @@ from kts_source.predicate.literals import (
     Literal,
     LocalTime,
     SqlText,
-    alike,
+    converted_to,
     day,
     instant,
     local_time,
     names_of,
     number_literal,
-    read_as,
     string_literal,
+    with_common_kind,
     with_literals,
 )
 from kts_source.predicate.model import (
@@ -133,7 +133,7 @@ def parse_predicate(
             `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
         zone: Time zone for timestamp literals that have no time zone.
         option: Name of the option that has the text, for errors.
-        fields: For each decoded column, by name, a function that finds its fields.
+        fields: For each decoded column, by name, a function that finds a field of the column.
 
     Raises:
         InvalidOptionError: The text is not a condition, or contains unsupported syntax. The error
@@ -221,7 +221,7 @@ class _Parser:
         if not isinstance(first, Operand):
             raise self._refused(node, "compares no column")
         if isinstance(second, Operand):
-            both = alike(first, second)
+            both = with_common_kind(first, second)
             if both is None or first.kind in _NOT_COMPARED:
                 raise self._refused(node, f"compares {first.kind.value} with {second.kind.value}")
             return Compare(op, *both)
@@ -348,7 +348,7 @@ class _Parser:
         if isinstance(value, Operand):
             if value.kind is _SAME_AS.get(to):
                 return value
-            if to is exp.DataType.Type.DOUBLE and (double := read_as(value, Kind.DOUBLE)):
+            if to is exp.DataType.Type.DOUBLE and (double := converted_to(value, Kind.DOUBLE)):
                 return double
         elif isinstance(value, str) and to in _INSTANT_TYPES:
             return Instant(instant(value, self._zone))
@@ -384,8 +384,8 @@ class _Parser:
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
-    """Returns the terms of nested ANDs, or of nested ORs, from left to right. Does not use
-    recursion, because the nesting may be very deep.
+    """Returns the terms of nested ANDs, or of nested ORs, from left to right, without recursion,
+    because the nesting may be very deep.
     """
     terms: list[exp.Expr] = []
     rest = node

@@ -2,8 +2,8 @@
 serve it.
 
 If the tier fails, brokers serve the slice from the first offset whose rows were not yet returned
-(KIP-1254: a failed remote read becomes an ordinary fetch). These fetches request all records, and
-the aborted transactions come from the plan. So a broker that itself reads the offsets from the tier
+(KIP-1254: a failed remote read becomes an ordinary fetch). These fetches use `read_uncommitted`,
+and the plan contains the aborted transactions. So a broker that reads the offsets from its own tier
 needs no transaction index.
 
 While this module uses a `Cluster`, no other thread may use its connections.
@@ -93,8 +93,8 @@ class Losses:
     stops: list[int] = field(default_factory=list)
 
     def skip(self, start: int, stop: int, error: DataLossError) -> None:
-        """Logs and counts the lost offsets [start, stop), and adds `stop` to `stops`. The next
-        batch may begin below `stop`; its records below `stop` are lost, too.
+        """Logs and counts the lost offsets [start, stop), and adds `stop` to `stops`. If the next
+        batch begins below `stop`, its records below `stop` are lost, too.
         """
         topic, partition = self.broker_range.topic, self.broker_range.partition
         text = f"offsets [{start}, {stop}) are skipped: {error.message}"
@@ -124,7 +124,7 @@ def rows_of(
         aborted: Aborted transactions to skip if `broker_range.read_committed` is false.
         transactions: Compares `aborted` with the markers in the batches.
         meter: Counts the work.
-        losses: Offsets that `fetched` has skipped so far.
+        losses: The lost offsets that `fetched` has skipped so far.
     """
     from kts_source.read.slice_decoder import open_range_decoder
     from segment_format.kernels.decoder import MAX_OFFSET
@@ -182,7 +182,7 @@ def _finish(
 
 
 def _fetch(fetcher: RangeFetcher, meter: TaskMeter | None) -> Generator[FetchedBatches]:
-    """Yields the batches of a fetcher. When it ends, adds the fetcher's requests and bytes to the
+    """Yields the batches of a fetcher. When the fetcher ends, adds its requests and bytes to the
     meter.
     """
     try:
@@ -197,8 +197,8 @@ def _fetch(fetcher: RangeFetcher, meter: TaskMeter | None) -> Generator[FetchedB
 class BrokerFallback:
     """Reads the rest of a slice from brokers after the tier failed.
 
-    The failures of each run of a scan are counted in the `Cluster` object, which is shared by the
-    tasks of a run. The columns of `settings` must include `offset`.
+    Counts the failures of each run of a scan in the `Cluster` object, which the tasks of a run
+    share. The columns of `settings` must include `offset`.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class BrokerFallback:
         """Resets the number of failures of the tier in this run of the scan to 0."""
         self._cluster.tier_failures.pop(self._run, None)
 
-    def rest(
+    def read_rest(
         self,
         task_slice: SegmentSlice,
         next_offset: int,
@@ -245,7 +245,7 @@ class BrokerFallback:
         `next_offset` were already returned.
 
         Raises:
-            DataLossError: Brokers do not have the rows either.
+            DataLossError: Brokers lack the rows, too.
             BrokerError: Brokers refuse a request, or do not respond.
         """
         first, last = slice_boundaries(task_slice, source)
@@ -324,13 +324,13 @@ class SliceFetch:
         """Yields the batches at byte positions [start, stop) of the segment, up to the slice's last
         offset.
 
-        A batch begins at position `start`. A batch also begins at position `stop`, unless it is the
-        end of the segment.
+        A batch must begin at `start`. A batch must begin at `stop`, too, unless `stop` is the end
+        of the segment.
 
         Brokers serve offsets, not positions, but they send exactly the bytes that were uploaded. So
-        this method counts the bytes from the first batch of the segment on. If the first batch was
-        deleted, it counts the bytes up to the end of the segment, and subtracts them from the
-        segment's size.
+        this method finds positions by counting bytes from the first batch of the segment. If that
+        batch was deleted, it counts the bytes from the first remaining batch to the segment's end,
+        and subtracts them from the segment's size.
 
         Raises:
             BrokerError: Brokers refuse a request, or do not respond.
@@ -363,8 +363,8 @@ class SliceFetch:
         self._report_loss(is_in_slice=True)
 
     def _report_loss(self, *, is_in_slice: bool) -> None:
-        """Handles the loss in `_loss`: raises its error if `failOnDataLoss` is true, else skips its
-        offsets. Ignores the loss if it is before the wanted offsets of the slice.
+        """Handles the loss in `_loss`. Ignores a loss before the wanted offsets of the slice.
+        Otherwise skips the lost offsets if `failOnDataLoss` is false.
 
         Raises:
             DataLossError: Brokers have lost wanted offsets, and `failOnDataLoss` is true.
@@ -377,22 +377,22 @@ class SliceFetch:
         self._losses.skip(max(loss.start, self._start_offset), loss.stop, loss.error)
 
     def _fetch_until_loss(self, start: int, stop: int) -> Generator[FetchedBatches]:
-        """Yields the batches of an offset range. If brokers have lost offsets, ends before them,
-        and stores the loss in `_loss`.
+        """Yields the batches of an offset range up to the first lost offset. Stores the loss in
+        `_loss`.
         """
         fetcher = self._fetcher(_range_of(self._slice, start, stop), self._note_loss)
         return _fetch(fetcher, self._losses.meter)
 
     def _note_loss(self, start: int, stop: int, error: DataLossError) -> bool:
-        """Stores a loss in `_loss`. Returns True, which makes the fetcher stop."""
+        """Stores a loss in `_loss`. Returns True, so that the fetcher stops."""
         self.has_lost = True
         # Include the lost offsets that an earlier fetch found.
         self._loss = _Loss(start if self._loss is None else self._loss.start, stop, error)
         return True
 
     def _bytes_from(self, offset: int) -> int:
-        """Returns the number of bytes from `offset` to the end of the segment. A batch begins at
-        `offset`.
+        """Returns the number of bytes from the batch that begins at `offset` to the end of the
+        segment.
         """
         stop = self._slice.segment_stop
         with closing(self._fetch_until_loss(offset, stop)) as fetched:

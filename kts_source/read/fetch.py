@@ -58,20 +58,16 @@ class ReadAhead:
     """Limits of the read-ahead.
 
     At most `max_concurrent_requests` requests run at a time. Requested and unconsumed responses
-    together have at most `prefetch_bytes` bytes, except that a single larger response is allowed.
-    The response that the consumer is using is not counted. So the memory limit is `prefetch_bytes`
-    or one larger response, plus the consumer's response.
+    together have at most `prefetch_bytes` bytes, or are a single larger response. The response that
+    the consumer is using is not counted.
 
     Attributes:
         max_concurrent_requests: Number of threads that send requests, at least one.
-        prefetch_bytes: Limit on the bytes of requested and unconsumed responses. With 0, nothing is
-            read ahead: the consumer's thread reads each response when it is needed.
+        prefetch_bytes: Limit on the bytes of requested and unconsumed responses. 0 turns read-ahead
+            off: the consumer's thread reads each response when it is needed.
         slow_start: True to send the first request alone, because the consumer may need no other
             response. After the first response, at most `EARLY_BYTES` are read ahead until the
             consumer has used that many bytes.
-
-    Raises:
-        ValueError: A limit is out of range.
     """
 
     max_concurrent_requests: int
@@ -110,10 +106,10 @@ def fetch_ranges(
             read-ahead allow it.
         read_ahead: Limits of the read-ahead.
         near: True if the bytes may already be in memory, as with local files. Then the consumer's
-            thread reads them itself as long as that is fast, because other threads would load them
+            thread reads the bytes as long as reads are fast, because another thread would load them
             into the cache of another core.
-        while_waiting: Called by the consumer's thread while it waits for the first response of a
-            slow start. The call is not guaranteed, and its errors are ignored. So use it only for
+        while_waiting: Called in the consumer's thread while it waits for the first response of a
+            slow start. The call may be omitted, and its errors are ignored. So use it only for
             optional work, such as early imports.
 
     Raises:
@@ -143,9 +139,8 @@ def fetch_ranges(
 def _read_in_calling_thread(
     read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
-    """Yields responses that it reads in the caller's thread, until the reads take too long.
-
-    Returns the number of bytes that were yielded, or `None` if no requests are left.
+    """Reads responses in the caller's thread and yields them, until the reads take too long.
+    Returns the number of yielded bytes; `None` if no requests are left.
     """
     handed_out, patience = 0, _PATIENCE_SECONDS
     while patience > 0:
@@ -237,7 +232,7 @@ class _Queue(Generic[R]):
 
     def _peek(self) -> R | None:
         """Returns the next request without removing it. If the iterator of requests raises an
-        error, stores the error, so that `next` raises it after the earlier responses.
+        error, stores the error; `next` raises it after the earlier responses.
         """
         if self._next_request is None and self._failure is None:
             try:

@@ -62,8 +62,8 @@ def in_threads(
 
     No read begins before the consumer requests the first batch. Closing the generator cancels
     requests to the store and waits until the threads have ended. If a read fails, its error ends
-    all reads. With `ordered`, the error is raised after all batches of earlier reads, otherwise
-    immediately.
+    all reads. With `ordered`, the error is raised after the batches of all earlier reads; otherwise
+    it is raised immediately.
 
     For each thread, up to about twice `WAITING_BYTES` plus one batch wait for the consumer.
 
@@ -91,15 +91,7 @@ def in_threads(
 
 
 class _Item(NamedTuple):
-    """A message from a thread to the consumer. It contains a batch of a read, or reports that the
-    read has ended or failed.
-
-    Attributes:
-        number: Number of the read.
-        batch: The batch; `None` if the read has ended or failed.
-        size: Size of the batch in bytes.
-        error: The error if the read has failed.
-    """
+    """A message from a reading thread to the consumer: a batch, or the end or failure of a read."""
 
     number: int
     batch: pa.RecordBatch | None
@@ -168,7 +160,7 @@ class _Handover:
             if self._ordered and item.number != ended:
                 early.setdefault(item.number, deque()).append(item)
             elif item.batch is not None:
-                self._take(item)
+                self._count_as_taken(item)
                 batch = item.batch
                 del item
                 yield batch
@@ -187,10 +179,8 @@ class _Handover:
         self._cancellation.cancel()
 
     def clear(self) -> None:
-        """Drops all waiting batches. Without this, the traceback of an error could keep them in
-        memory.
-
-        Call it after the threads have ended.
+        """Drops all waiting batches, which the traceback of an error could keep in memory. Call it
+        after the threads have ended.
         """
         for waiting in self._early.values():
             waiting.clear()
@@ -198,9 +188,8 @@ class _Handover:
             self._queue.get()
 
     def _begin(self) -> int | None:
-        """Returns the number of the next read to run. Returns `None` if all reads have begun, or if
-        the reads are stopped. First waits until the batches in the queue are below the limit of
-        bytes.
+        """Waits until the queued batches are below the limit of bytes. Returns the number of the
+        next read to run; `None` if all reads have begun or the reads are stopped.
         """
         with self._room:
             while not self._stopped and self._all_waiting >= self._max_bytes:
@@ -211,9 +200,9 @@ class _Handover:
             return self._begun - 1
 
     def _put(self, number: int, batch: pa.RecordBatch) -> bool:
-        """Adds a batch of read `number` to the queue. First waits while the queued batches of this
-        read and this batch together exceed `WAITING_BYTES`; one batch is always allowed. Returns
-        False if the reads are stopped.
+        """Waits until the queue has space for a batch of read `number`, and adds it. Each read may
+        have `WAITING_BYTES` in the queue, or one larger batch. Returns False if the reads are
+        stopped.
         """
         size = batch.nbytes
         with self._room:
@@ -234,7 +223,7 @@ class _Handover:
             except Empty:
                 continue
 
-    def _take(self, item: _Item) -> None:
+    def _count_as_taken(self, item: _Item) -> None:
         """Subtracts a batch from the waiting bytes, and wakes threads that wait for space."""
         with self._room:
             self._waiting[item.number] -= item.size

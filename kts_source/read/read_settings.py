@@ -26,8 +26,7 @@ class BatchLimits:
 
     Attributes:
         rows: Maximum number of rows.
-        size: Maximum bytes of keys, values and headers. A single record that exceeds this limit
-            becomes a batch of one row.
+        size: Maximum bytes of keys, values and headers. A larger record becomes a batch of one row.
     """
 
     rows: int

@@ -69,12 +69,12 @@ def run_task(
         options: Options of the scan.
         location: Id of the scan and number of the task, for the metrics.
         batches: Size limits of a batch.
-        whole: True if the consumer certainly reads all rows. Then several requests are sent at once
-            from the start. If false, the first task of a scan sends its first request alone,
-            because a query with a LIMIT may need no other.
+        whole: True if the consumer reads all rows. Then all tasks send several requests at once. If
+            False, the first task of a scan sends its first request alone, because a query with a
+            LIMIT may need no further one.
         on_end: Called with the metrics when the task has ended or failed.
-        opened: An open tier, for threads that read many tasks. It is not closed. By default, the
-            task opens its own tier.
+        opened: An open tier, for threads that read many tasks. The task does not close it. By
+            default, the task opens its own tier.
         set_aside: Called with rows whose key or value cannot be decoded; see `TypedRows`.
 
     Raises:
@@ -126,7 +126,8 @@ def read_task(
 
     Raises:
         InvalidOptionError: The task reads from brokers, but the settings have no brokers.
-        TieredKafkaError: See `read_slices`, `read_range`, `BrokerFallback` and `TypedRows`.
+        TieredKafkaError: See `read_slices`, `read_range`, `BrokerFallback.rest` and
+            `TypedRows.decoded`.
     """
     if not settings.formats:
         yield from _read_parts(task, source, settings, meter)
@@ -141,12 +142,14 @@ def read_task(
     binary = replace(settings, columns=typed.read_columns, where=where, formats=(), batches=limits)
     with closing(_read_parts(task, source, binary, meter)) as batches:
         decoded = typed.decoded(batches, meter)
-        yield from decoded if where_fields is None else _cut(decoded, settings.batches)
+        yield from decoded if where_fields is None else _split_batches(decoded, settings.batches)
 
 
-def _cut(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """Splits each batch that exceeds `limits`. The number of rows in a part is computed from the
-    average size of a row, so a part may have slightly more bytes than the limit.
+def _split_batches(
+    batches: Iterable[pa.RecordBatch], limits: BatchLimits
+) -> Iterator[pa.RecordBatch]:
+    """Splits each batch that exceeds `limits`. The number of rows per part depends on the average
+    size of a row, so a part may slightly exceed the limit of bytes.
     """
     for batch in batches:
         rows = limits.rows
@@ -202,8 +205,8 @@ class _Position:
     Attributes:
         task_slice: The slice that is being read, or that failed.
         decoder: Decoder of this slice; `None` if no byte of the slice was read.
-        next_offset: All rows of the slice below this offset were returned. It is updated only if
-            there is a fallback to brokers.
+        next_offset: All rows of the slice below this offset were returned. Updated only with a
+            fallback to brokers.
         is_object_gone: True if the slice failed because its object does not exist.
     """
 
@@ -213,7 +216,9 @@ class _Position:
     is_object_gone: bool = False
 
     def move(self, task_slice: SegmentSlice, decoder: SliceDecoder | None = None) -> None:
-        """Sets the slice that is read next and its decoder, and resets `next_offset`."""
+        """Sets the slice that is read next and the decoder of this slice, and resets
+        `next_offset`.
+        """
         self.task_slice, self.decoder, self.next_offset = task_slice, decoder, 0
 
 
@@ -256,7 +261,7 @@ def read_slices(
         try:
             if fallback is not None:
                 fallback.check(failed, failure)
-                yield from fallback.rest(failed, position.next_offset, source, failure)
+                yield from fallback.read_rest(failed, position.next_offset, source, failure)
             elif not position.is_object_gone:
                 raise failure
             else:
@@ -282,7 +287,9 @@ def _read_tier(
     ahead = settings.read_ahead
     early = ahead.slow_start or (ahead.prefetch_bytes > 0 and not source.store.is_near)
     spans = slice_spans(slices, source, early=early)
-    windows = source.windows(spans, read_ahead=ahead, while_waiting=partial(_load_decoder, meter))
+    windows = source.windows(
+        spans, read_ahead=ahead, while_waiting=partial(_preload_decoder, meter)
+    )
     decoder: SliceDecoder | None = None
     with closing(windows):
         while True:
@@ -304,8 +311,8 @@ def _read_tier(
                 if decoder is not None:
                     yield from decoder.finish(meter)
                 else:
-                    _load_decoder(meter)
-                from kts_source.read.slice_decoder import SliceDecoder  # see `_load_decoder`
+                    _preload_decoder(meter)
+                from kts_source.read.slice_decoder import SliceDecoder  # see `_preload_decoder`
 
                 decoder = SliceDecoder(span, source, settings)
                 position.move(span.task_slice, decoder)
@@ -317,9 +324,9 @@ def _read_tier(
             yield from decoder.finish(meter)
 
 
-def _load_decoder(meter: TaskMeter | None) -> None:
-    """Imports the decoder and links its kernel. Both steps are slow in a new process, so this is
-    called while the thread waits for the first response.
+def _preload_decoder(meter: TaskMeter | None) -> None:
+    """Imports the decoder and links its kernel while the thread waits for the first response,
+    because both are slow in a new process.
     """
     began = time.perf_counter()
     import kts_source.read.slice_decoder  # noqa: F401
@@ -333,8 +340,8 @@ def _load_decoder(meter: TaskMeter | None) -> None:
 def _skip_rest(
     position: _Position, error: TieredKafkaError, settings: ReadSettings, meter: TaskMeter | None
 ) -> None:
-    """Skips the rest of a slice whose object was deleted after planning. Logs a warning, and adds
-    the offsets of the slice to the lost ranges of `meter`.
+    """Skips the rest of a slice whose object was deleted after planning: logs a warning, and adds
+    the skipped offsets to the lost ranges of `meter`.
 
     Raises:
         DataLossError: `settings.fail_on_data_loss` is true.

@@ -5,9 +5,9 @@ Usually makes two passes over each window of bytes:
 1. Decode only the columns that the condition uses.
 2. If the window has matching rows, decode all columns of the rows from the first to the last match.
 
-A single pass decodes all columns if two passes would save nothing. It is also used for the rest of
-the slice after a window in which most rows would be decoded twice. The number of passes does not
-change the rows.
+If two passes would save nothing, a single pass decodes all columns. If two passes would decode most
+rows of a window twice, a single pass decodes the rest of the slice. The number of passes does not
+affect the result.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ class FilteringDecoder:
 
     Args:
         predicate: Condition that returned rows must satisfy. It does not use topic or partition.
-        decoder: Creates a `RecordDecoder` for the slice. Keyword arguments replace the defaults for
-            the slice.
+        decoder: Creates a `RecordDecoder` for the slice. Its keyword arguments replace the slice's
+            defaults.
         columns: Columns of the batches, in order.
         position: Position in the log of the first byte that `feed` will receive.
-        batches: Size limits of a batch.
     """
 
     def __init__(
@@ -98,14 +97,14 @@ class FilteringDecoder:
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
         """Decodes the next bytes, and yields the matching rows."""
         rows = self._late_rows(window) if self._late else self._filtered(self._decoder.feed(window))
-        yield from _packed(rows, self._batches)
+        yield from _join_small_batches(rows, self._batches)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yields the matching rows that `feed` has not yielded yet. Call it after all bytes of the
         slice were fed.
         """
         # A first pass has no rows left, because it is flushed after every window.
-        yield from _packed(self._filtered(self._decoder.finish()), self._batches)
+        yield from _join_small_batches(self._filtered(self._decoder.finish()), self._batches)
 
     def _filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -126,12 +125,9 @@ class FilteringDecoder:
             yield from self._decode_at_once()
 
     def _matches(self, window: memoryview) -> tuple[int | None, int | None, int, int]:
-        """Runs the first pass for a window. Returns four numbers.
-
-        * the offset of the first matching row; `None` without a match
-        * the offset of the last matching row; `None` without a match
-        * the number of rows from the first to the last match
-        * the number of all rows
+        """Runs the first pass for a window. Returns the offset of the first and of the last
+        matching row (`None` without a match), the number of rows from the first to the last match,
+        and the number of all rows.
         """
         first = last = None
         before = rows = 0
@@ -155,8 +151,8 @@ class FilteringDecoder:
     def _second_pass(
         self, window: memoryview, complete: int, first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yields all columns of the matching rows with offsets from `first` to `last`. Joins
-        `_carry` and the window, and decodes the first `complete` bytes of the result.
+        """Yields the matching rows with offsets from `first` to `last`, with all columns. Decodes
+        the first `complete` bytes of `_carry` and the window together.
         """
         decoder = self._make(
             position=self._fed - len(window) - len(self._carry),
@@ -194,8 +190,10 @@ class FilteringDecoder:
         self._carry = bytearray()
 
 
-def _packed(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """Joins successive batches as long as the result is within the limits."""
+def _join_small_batches(
+    batches: Iterable[pa.RecordBatch], limits: BatchLimits
+) -> Iterator[pa.RecordBatch]:
+    """Joins successive batches while the result is within the limits."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

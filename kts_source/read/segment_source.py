@@ -54,15 +54,8 @@ _READ_TOGETHER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """Bytes [start, stop) of an original segment.
-
-    Attributes:
-        topic: Topic, for error messages.
-        partition: Partition, for error messages.
-        offset: First wanted offset, for error messages.
-        objects: Objects of the segment.
-        start: First byte.
-        stop: End of the bytes, exclusive.
+    """Bytes [start, stop) of an original segment. Topic, partition and offset are for error
+    messages.
     """
 
     topic: str
@@ -79,7 +72,7 @@ S = TypeVar("S", bound=SegmentSpan)
 class SegmentSource:
     """Reads original segment bytes from the objects of one tier.
 
-    `pack` caches the side files of a partition. With a pack, the source is not thread-safe.
+    `pack` caches the side files of a partition. A source with a pack is not thread-safe.
     """
 
     def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
@@ -96,8 +89,8 @@ class SegmentSource:
     ) -> bytes | None:
         """Returns the original bytes of a side file; `None` if the segment has no such file.
 
-        `is_cut` is True if the wanted offsets begin or end inside the segment. Then all side files
-        of the segment will be needed, so they are read together.
+        Pass `is_cut=True` if the wanted offsets begin or end inside the segment. All side files of
+        the segment are then needed, so they are read together.
 
         Raises:
             CorruptSegmentError: The file is too large, or cannot be decrypted.
@@ -157,8 +150,7 @@ class SegmentSource:
             spans: Byte ranges to read. The iterator advances when the read-ahead needs the next
                 span.
             read_ahead: Limits of the read-ahead.
-            while_waiting: May be called while this thread waits for the first response, if the
-                first request is sent alone (see `ReadAhead.slow_start`).
+            while_waiting: See `fetch_ranges`.
 
         Yields:
             The span, and the next piece of its bytes.
@@ -269,8 +261,8 @@ class SegmentSource:
             self.stopwatch.restored(times)
 
     def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
-        """Returns two values: the data key and the additional authenticated data (AAD) of a
-        segment. Both are `None` if the segment is not encrypted.
+        """Returns the data key and the additional authenticated data (AAD) of a segment; two times
+        `None` if the segment is not encrypted.
         """
         encryption = objects.encryption
         if encryption is None:
@@ -311,7 +303,7 @@ class _ChunkRun(NamedTuple):
         return last.transformed_stop - first.transformed_position
 
     def split(self, answer: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
-        """Yields each chunk, and the part of the response that contains this chunk."""
+        """Yields each chunk together with its part of the response."""
         start = 0
         for chunk in self.chunks:
             size = chunk.original_size if self.is_restored else chunk.transformed_size
@@ -350,7 +342,7 @@ def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[
     """Yields groups of adjacent chunks. Each group is read with one request.
 
     A group ends with the chunk that brings it to `ENOUGH_REQUEST_BYTES`. It has at most
-    `MAX_REQUEST_BYTES`, unless a single chunk is larger. If `first_is_small`, the first group has
+    `MAX_REQUEST_BYTES`, unless a single chunk is larger. With `first_is_small`, the first group has
     at most `FIRST_REQUEST_BYTES`, or is a single larger chunk.
     """
     limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
@@ -376,10 +368,9 @@ def read_side_file(
 ) -> bytes:
     """Returns the stored bytes of a side file, from a cache or the store.
 
-    The storage plugin of Kafka stores all side files of a segment in one object. If there is a
-    pack, one request reads the side file together with small adjacent side files that will probably
-    be needed, too. All of them are stored in the pack. If `is_cut` is true, all side files of the
-    segment will probably be needed.
+    The storage plugin of Kafka stores all side files of a segment in one object. With a pack, one
+    request reads the side file and small adjacent side files that will probably be needed, and
+    stores all of them in the pack. If `is_cut` is True, these are all side files of the segment.
 
     Without a pack, or if these files do not fit into it, only the side file is read, through the
     cache of the tier.
@@ -408,7 +399,7 @@ def _common_range(
     objects: SegmentObjects, kind: IndexType, kinds: tuple[IndexType, ...]
 ) -> tuple[int, int]:
     """Returns the byte range of a side file, extended by adjacent side files of the kinds in
-    `kinds`. A file is added only if the range then has at most `MAX_TOGETHER_BYTES` bytes.
+    `kinds` while the range has at most `MAX_TOGETHER_BYTES`.
     """
     wanted = objects.indexes[kind]
     start, stop = wanted.start, wanted.stop

@@ -1,8 +1,8 @@
 """Finds the byte positions where a slice begins and ends, and checks that the offset index matches
 the log there.
 
-If the index contradicted its log, rows would be lost without an error. So the first 17 bytes at
-each boundary must be the start of the batch that the index entry describes.
+A wrong index would make readers lose rows without an error. So the first 17 bytes at each boundary
+must be the start of the batch that the index entry describes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import FIRST_REQUEST_BYTES, SegmentSpan, request_groups
 from segment_format.errors import CorruptRecordError, SegmentFormatError
+from segment_format.record.batch_header import MAGIC_2
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_prefix
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice
     from segment_format.index.sparse_indexes import OffsetIndex
+    from segment_format.record.framing import Entry
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +42,13 @@ class Boundary:
             appended at the position in one step. `None` at the segment's start and end, which have
             no entry.
         after_offset: All offsets at or after the position are larger than this offset.
+        after_position: Position of the index entry before this one, or of the segment's start.
     """
 
     position: int
     last_offset: int | None
     after_offset: int
+    after_position: int = 0
 
     def check(self, data: bytes, next_offset: int) -> None:
         """Checks that `data`, the first `ENTRY_PREFIX_SIZE` bytes at the boundary, matches the
@@ -76,10 +80,9 @@ class SliceSpan(SegmentSpan):
     also has the first bytes after the slice.
 
     Attributes:
-        task_slice: The slice.
         first: Start of the slice.
-        last: End of the slice; `None` if it was not looked up yet. Then the next span has the
-            remaining bytes of the slice.
+        last: End of the slice; `None` if it was not looked up yet. Then the next span has the rest
+            of the slice.
     """
 
     task_slice: SegmentSlice
@@ -105,9 +108,9 @@ def slice_spans(
 ) -> Iterator[SliceSpan]:
     """Yields the spans to read: one span for each slice that has bytes.
 
-    If `early` is true, the first slice may get two spans. The first one ends at
-    `first_request_stop`, so it can be requested before the offset index is read. The rows of this
-    span are often sufficient for a LIMIT.
+    If `early` is True, the first slice may have two spans. The first span ends at
+    `first_request_stop`, and is requested before the offset index is read. Its rows are often
+    sufficient for a LIMIT.
     """
     for task_slice in slices:
         start = segment_start(task_slice)
@@ -118,7 +121,7 @@ def slice_spans(
         with errors_in_span(SliceSpan.of(task_slice, 0, 0, start), source):
             first, last = slice_boundaries(task_slice, source)
         if first.position < last.position:
-            stop = checked_stop(last, task_slice.objects.size_in_bytes)
+            stop = stop_of_end_check(last, task_slice.objects.size_in_bytes)
             yield SliceSpan.of(task_slice, max(first.position, early_stop), stop, first, last)
 
 
@@ -144,14 +147,14 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:
     """Returns the start and the end of a slice.
 
-    Moves each cut of the slice to the position of the first offset-index entry at or after the cut,
-    or to the segment's end. Without a usable index, every cut except the segment's start moves to
+    Moves each cut of the slice to the position of the first offset-index entry at or after the cut;
+    without such an entry, to the segment's end. Without a usable index, every cut except 0 moves to
     the segment's end, so the first slice reads the whole segment.
 
     Raises:
         CorruptSegmentError: The index was usable when the plan was made, but is not usable now. The
-            object was changed, and the store did not report it. Without this error, it would be
-            possible that no slice reads these offsets.
+            object was changed, and the store did not report the change. Without this error, some
+            offsets might be in no slice.
     """
     index = None
     if not task_slice.is_whole:
@@ -207,16 +210,18 @@ def _boundary(index: OffsetIndex | None, cut: int, task_slice: SegmentSlice) -> 
     number = int(index.positions.searchsorted(cut, side="left"))
     if number == len(index.positions):
         return end
-    before = int(index.offsets[number - 1]) if number else task_slice.segment_start - 1
-    return Boundary(int(index.positions[number]), int(index.offsets[number]), before)
+    before, position = task_slice.segment_start - 1, 0
+    if number:
+        before, position = int(index.offsets[number - 1]), int(index.positions[number - 1])
+    return Boundary(int(index.positions[number]), int(index.offsets[number]), before, position)
 
 
 class BoundaryCheck:
     """Checks the bytes at the start and the end of one slice while the slice is read.
 
     Attributes:
-        stop: End of the slice. It must be set before `inside` receives the window that contains the
-            end.
+        stop: End of the slice. It must be set before `slice_bytes` receives the window that
+            contains the end.
     """
 
     def __init__(self, start: Boundary) -> None:
@@ -226,9 +231,9 @@ class BoundaryCheck:
         self._head = b""
         self._tail = b""
 
-    def inside(self, window: memoryview) -> memoryview:
-        """Returns those bytes of the next window that belong to the slice. If the window has the
-        first bytes of the slice, compares them with the index entry.
+    def slice_bytes(self, window: memoryview) -> memoryview:
+        """Returns the bytes of the next window that belong to the slice. Compares the first bytes
+        of the slice with the index entry.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -252,6 +257,10 @@ class BoundaryCheck:
             return task_slice.segment_start
         return int.from_bytes(self._head[:8], "big")
 
+    def first_entry(self) -> Entry:
+        """Returns the first entry of the slice. Call it after the first window."""
+        return read_prefix(self._head, at=self._start.position)
+
     def stop_offset(self, task_slice: SegmentSlice) -> int:
         """Returns the base offset of the first batch after the slice; at the segment's end, one
         past the segment's last offset. Call it after the last window.
@@ -261,20 +270,28 @@ class BoundaryCheck:
             return task_slice.segment_stop
         return int.from_bytes(self._tail[:8], "big")
 
-    def finish(self, next_offset: int) -> None:
+    def finish(self, next_offset: int) -> Entry | None:
         """Checks the bytes at the end of the slice. `next_offset` is one past the last offset that
         was read.
+
+        Returns:
+            The entry after the slice if its first bytes do not state its first offset, because it
+            has magic 0 or 1. Otherwise `None`.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
         """
         assert self.stop is not None, "the last span of a slice has its end"
         self.stop.check(self._tail, next_offset)
+        if self.stop.last_offset is None:
+            return None
+        entry = read_prefix(self._tail, at=self.stop.position)
+        return None if entry.magic == MAGIC_2 else entry
 
 
-def checked_stop(stop: Boundary, size: int) -> int:
-    """Returns the position up to which the segment must be read to check the end of a slice. `size`
-    is the size of the segment in bytes.
+def stop_of_end_check(stop: Boundary, size: int) -> int:
+    """Returns the position up to which a segment of `size` bytes must be read, so that the end of a
+    slice can be checked.
     """
     prefix = 0 if stop.last_offset is None else ENTRY_PREFIX_SIZE
     return min(stop.position + prefix, size)
@@ -284,8 +301,7 @@ def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> Offs
     """Parses an offset index. Returns `None` if it is empty, contradicts itself, or has a position
     outside the segment of `size` bytes.
 
-    The result does not depend on a slice, so neighboring slices of a segment have a common
-    boundary.
+    The result is the same for all slices of a segment, so adjacent slices have a common boundary.
     """
     from segment_format.index.sparse_indexes import OffsetIndex  # the first request needs no index
 

@@ -7,16 +7,17 @@ the other cases:
 
 * A transaction is open at the end of a slice, and the plan does not read the rest of the segment.
   Then `check_around` reads the segment up to the transaction's marker, or to the end of the
-  segment. For transactions that end in later segments, planning has compared the markers.
+  segment. Markers in later segments were already compared during planning.
 * The first marker of a producer in a slice is an ABORT marker that no transaction index contains.
   If the plan also reads the offsets before the slice, `check_around` searches them for data of this
-  producer. Such data would have been returned by mistake.
+  producer. These records would have been returned by mistake.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -34,13 +35,13 @@ from kts_source.predicate.implied_ranges import (
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import BoundaryCheck, errors_in_span
 from segment_format.arrow import RecordDecoder
-from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
 from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.kernels.decoder import MAX_OFFSET
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.control_record import marker_of
 from segment_format.record.framing import iter_entries
-from segment_format.record.records import iter_batches
+from segment_format.record.records import decode_legacy_entry, iter_batches
 from segment_format.transaction_check import (
     TransactionCheck,
     check_markers_found,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from kts_source.read.task_metrics import TaskMeter
     from segment_format.isolation import AbortedIntervals
     from segment_format.record.control_record import ControlRecordType
+    from segment_format.record.framing import Entry
 
     _Batch = tuple[RecordBatchHeader, ControlRecordType | None]
 
@@ -77,6 +79,8 @@ class SliceDecoder:
         self._span = span
         self._source = source
         self._fail_on_data_loss = settings.fail_on_data_loss
+        self._check_crcs = settings.check_crcs
+        self._max_batch_bytes = settings.max_batch_bytes
         self._check = BoundaryCheck(span.first)
         self._transactions: TransactionCheck | None = None
         if settings.read_committed:
@@ -120,20 +124,23 @@ class SliceDecoder:
         if self.done:
             return
         with errors_in_span(self._span, self._source):
-            decoded = self._decoder.feed(self._check.inside(window))
+            decoded = self._decoder.feed(self._check.slice_bytes(window))
             yield from self._source.stopwatch.decoding(decoded)
 
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the remaining rows. Call it after the last bytes of the slice were fed. Set
-        `rest_is_lost` if the remaining bytes of the slice cannot be read. Then the end of the slice
-        and its transactions are not checked.
+        """Yields the remaining rows. Call it after the last bytes of the slice were fed. With
+        `rest_is_lost`, the remaining bytes of the slice cannot be read, so its end and its
+        transactions are not checked.
         """
         with errors_in_span(self._span, self._source):
             if not rest_is_lost:
                 if not self.done:
-                    self._check.finish(self._decoder.next_offset)
+                    following = self._check.finish(self._decoder.next_offset)
+                    if following is not None:
+                        self._require_after(self._decoder.next_offset, following)
+                self._check_start()
                 self._check_transactions()
             try:
                 yield from self._decoder.finish()
@@ -143,9 +150,84 @@ class SliceDecoder:
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
 
+    def _check_start(self) -> None:
+        """Compares the first entry of the slice with the entries before it, if the slice before
+        this one may have ended without this comparison.
+
+        That is possible if the read ends inside the batches that the index entry describes. Then
+        the slice before this one ends at the first entry at or after the stop offset.
+
+        Raises:
+            CorruptRecordError: The offsets do not ascend.
+        """
+        start, task_slice = self._span.first, self.task_slice
+        if (
+            start.last_offset is None
+            or start.last_offset < task_slice.stop_offset
+            or not self._decoder.counters.batches
+        ):
+            return
+        previous, next_offset = start.after_position, start.after_offset + 1
+        objects = task_slice.objects
+        with closing(
+            _entries(task_slice, objects, self._source, previous, start.position)
+        ) as entries:
+            for data, entry in entries:
+                last = entry.offset
+                if entry.magic == MAGIC_2:
+                    last = RecordBatchHeader.from_bytes(data).last_offset
+                next_offset = max(next_offset, last + 1)
+        self._require_after(next_offset, self._check.first_entry())
+
+    def _require_after(self, next_offset: int, entry: Entry) -> None:
+        """Checks that an entry begins at or after `next_offset`. A wrapper must be decompressed for
+        this check.
+
+        Raises:
+            CorruptRecordError: The entry begins before `next_offset`, or is invalid.
+        """
+        first = entry.offset
+        if entry.magic != MAGIC_2:
+            first = self._first_offset_of(entry)
+        if first < next_offset:
+            raise CorruptRecordError(
+                f"the entry has offsets {first} to {entry.offset}, but the entry before it ends"
+                f" with offset {next_offset - 1}: one of them is damaged",
+                position=entry.position,
+                offset=entry.offset,
+            )
+
+    def _first_offset_of(self, entry: Entry) -> int:
+        """Reads an entry of magic 0 or 1, and returns its first offset."""
+        task_slice = self.task_slice
+        size = task_slice.objects.size_in_bytes
+        if entry.stop > size or entry.size > self._max_batch_bytes:
+            raise CorruptRecordError(
+                f"an entry has {entry.size} bytes, more than the segment has left or than"
+                " maxBatchBytes allows",
+                position=entry.position,
+                offset=entry.offset,
+            )
+        location = task_slice.topic, task_slice.partition, task_slice.start_offset
+        span = SegmentSpan(*location, task_slice.objects, entry.position, entry.stop)
+        data = bytearray()
+        with closing(self._source.windows([span])) as windows:
+            for _, window in windows:
+                data += window
+        try:
+            batch = decode_legacy_entry(
+                memoryview(data),
+                replace(entry, position=0),
+                check_crcs=self._check_crcs,
+                max_batch_bytes=self._max_batch_bytes,
+            )
+        except SegmentFormatError as error:
+            raise error.at(entry.position, entry.offset) from error
+        return batch.base_offset
+
     def _check_transactions(self) -> None:
         """Compares the aborted intervals of the slice with the markers in the slice and around it.
-        Raises an error if they differ or the markers cannot be read.
+        Raises an error if they differ, or if markers cannot be read.
         """
         if self._transactions is None:
             return
@@ -260,14 +342,14 @@ def check_around(
     range_stop = task_slice.stop_offset if around is None else around.range_stop
     expected = transactions.next_markers(next_offset, only_doubtful=only_doubtful)
     if expected and next_offset < range_stop:
-        _look_ahead(task_slice, source, position, range_stop, expected)
+        _compare_later_markers(task_slice, source, position, range_stop, expected)
         if not only_doubtful:
             check_markers_found(expected, range_stop)
     if around is not None:
-        _look_back(task_slice, around, source, transactions.stray_aborts())
+        _search_earlier_data(task_slice, around, source, transactions.stray_aborts())
 
 
-def _look_ahead(
+def _compare_later_markers(
     task_slice: SegmentSlice,
     source: SegmentSource,
     position: int,
@@ -275,9 +357,8 @@ def _look_ahead(
     expected: dict[int, int | None],
 ) -> None:
     """Compares the markers in the segment from byte `position` on with `expected`, a result of
-    `TransactionCheck.next_markers`. Deletes each marker that is found from `expected`. Stops
-    when `expected` is empty, or at offset `range_stop`. Raises `ContradictedIntervalsError` if a
-    marker differs.
+    `TransactionCheck.next_markers`, and removes the compared ones from it. Stops when `expected` is
+    empty, or at offset `range_stop`. Raises `ContradictedIntervalsError` if a marker differs.
     """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):
@@ -290,20 +371,20 @@ def _look_ahead(
                     return
 
 
-def _look_back(
+def _search_earlier_data(
     task_slice: SegmentSlice,
     around: SliceSurroundings,
     source: SegmentSource,
     aborts: dict[int, int],
 ) -> None:
-    """Searches the log before a slice for data of transactions that were aborted according to their
-    markers, but not according to the transaction indexes. `aborts` maps the id of the producer to
-    the offset of its ABORT marker. Raises `ContradictedIntervalsError` if it finds such data.
+    """Searches the log before a slice for data of transactions that have an ABORT marker but no
+    transaction-index entry. `aborts` maps their producer ids to the offsets of the markers. Raises
+    `ContradictedIntervalsError` if it finds data.
     """
     unseen = dict(aborts)
     if unseen and (task_slice.cut_start > 0 or around.read_from < task_slice.start_offset):
         batches = _transactional_batches(task_slice, task_slice.objects, source, 0)
-        _refuse_data(batches, unseen, around.read_from, max(unseen.values()))
+        _raise_if_data_before_abort(batches, unseen, around.read_from, max(unseen.values()))
     if not unseen or around.before is None:
         return
     open_since = None
@@ -317,24 +398,19 @@ def _look_back(
     # compaction may have removed them: it removes first the records of an aborted transaction, then
     # its index entry, then its marker.
     batches = _transactional_batches(task_slice, around.before, source, 0)
-    _refuse_data(batches, unseen, 0, around.before_stop)
+    _raise_if_data_before_abort(batches, unseen, 0, around.before_stop)
     for producer_id, offset in unseen.items():
         if open_since is not None and open_since[producer_id] < around.before_start:
             raise unindexed_abort(producer_id, offset)
 
 
-def _refuse_data(
+def _raise_if_data_before_abort(
     batches: Generator[_Batch], aborts: dict[int, int], start_offset: int, stop_offset: int
 ) -> None:
-    """Raises `ContradictedIntervalsError` if the last batch of a producer before its ABORT marker
-    has data.
-
-    Args:
-        batches: Batches and markers of a segment.
-        aborts: Mapping from producer id to the offset of the producer's ABORT marker. Producers
-            that have a batch in the searched offsets are removed from it.
-        start_offset: First offset to search.
-        stop_offset: End of the offsets to search, exclusive.
+    """Searches offsets [start_offset, stop_offset) of a segment. Raises
+    `ContradictedIntervalsError` if the last batch of a producer before its ABORT marker has data.
+    `aborts` maps producer ids to the offsets of the markers; producers that have a batch are
+    removed from it.
     """
     has_data: dict[int, bool] = {}
     with closing(batches):
@@ -351,8 +427,8 @@ def _refuse_data(
 
 
 def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[int, int] | None:
-    """Returns the transactions that are open at a segment's end: a mapping from producer id to
-    first offset. Returns `None` if the producer snapshot is missing or cannot be read.
+    """Returns the first offset of each transaction that is open at a segment's end, by producer id;
+    `None` if the producer snapshot is missing or cannot be read.
     """
     try:
         data = source.index(objects, IndexType.PRODUCER_SNAPSHOT)
@@ -365,12 +441,32 @@ def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[i
 def _transactional_batches(
     task_slice: SegmentSlice, objects: SegmentObjects, source: SegmentSource, position: int
 ) -> Generator[_Batch]:
-    """Yields a pair for each transactional batch of a segment from byte `position` on: the header
-    of the batch, and the type of the marker (`None` if the batch contains data).
+    """Yields the header of each transactional batch of a segment from byte `position` on, with the
+    type of its marker; `None` instead of the type if the batch contains data.
     """
     size = objects.size_in_bytes
+    with closing(_entries(task_slice, objects, source, position, size)) as entries:
+        for data, entry in entries:
+            if entry.magic != MAGIC_2:
+                continue
+            header = RecordBatchHeader.from_bytes(data)
+            if header.is_control_batch:
+                (batch,) = iter_batches(data)
+                marker = marker_of(batch)
+                if marker is not None:
+                    yield header, marker
+            elif header.is_transactional and header.record_count:
+                yield header, None
+
+
+def _entries(
+    task_slice: SegmentSlice, objects: SegmentObjects, source: SegmentSource, start: int, stop: int
+) -> Generator[tuple[memoryview, Entry]]:
+    """Yields the bytes and the entry of each complete entry in the bytes [start, stop) of a
+    segment. `start` is the position of an entry.
+    """
     chunk = objects.chunk_index.original_chunk_size
-    borders = [position, *range(position // chunk * chunk + chunk, size, chunk), size]
+    borders = [start, *range(start // chunk * chunk + chunk, stop, chunk), stop]
     location = task_slice.topic, task_slice.partition, task_slice.start_offset, objects
     spans = (SegmentSpan(*location, low, high) for low, high in pairwise(borders) if low < high)
     pending = b""
@@ -381,14 +477,5 @@ def _transactional_batches(
             with suppress(TruncatedBatchError):
                 for entry in iter_entries(pending):
                     walked = entry.stop
-                    if entry.magic != MAGIC_2:
-                        continue
-                    header = RecordBatchHeader.from_bytes(pending, entry.position)
-                    if header.is_control_batch:
-                        (batch,) = iter_batches(pending[entry.position : entry.stop])
-                        marker = marker_of(batch)
-                        if marker is not None:
-                            yield header, marker
-                    elif header.is_transactional and header.record_count:
-                        yield header, None
+                    yield memoryview(pending)[entry.position : entry.stop], entry
             pending = pending[walked:]

@@ -27,8 +27,8 @@ _DECRYPT_PERCENT = 10
 
 @dataclass(frozen=True, slots=True)
 class SliceSurroundings:
-    """Describes which offsets before and after a slice are read by the plan of the slice. A task
-    searches these offsets for the start or end of transactions that have rows in the slice.
+    """The offsets directly before and after a slice that its plan also reads. A task searches them
+    for the start or end of transactions that have rows in the slice.
 
     Attributes:
         range_stop: End of the segment's offsets that belong to the log. Later batches of the
@@ -40,9 +40,9 @@ class SliceSurroundings:
         before_start: First offset that the plan reads from the previous segment; 0 if the plan does
             not read the offset directly before it.
         before_stop: End of the offsets that the plan reads from the previous segment.
-        before_is_cut: True if the last offsets of the previous segment do not belong to the log, or
-            are read from another segment. Then the producer snapshot describes the state at a later
-            offset than `before_stop`.
+        before_is_cut: True if the last offsets of the previous segment are not in the log, or are
+            read from another segment. Its producer snapshot then describes a later offset than
+            `before_stop`.
     """
 
     range_stop: int
@@ -57,23 +57,21 @@ class SliceSurroundings:
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
     """The part of a segment that one task reads. It consists of the batches that begin between two
-    byte positions ("cuts"). Of these batches, only rows in a range of offsets are returned.
+    byte positions ("cuts"). Only rows of these batches in a range of offsets are returned.
 
-    A cut need not be the start of a batch. Both slices that share a cut move it to the first
-    offset-index entry at or after it. So slices cover a segment without gaps or overlaps, wherever
-    the cuts are. The first cut of a segment is 0, the last is its size.
+    A cut need not be the start of a batch. Both slices at a cut move it to the first offset-index
+    entry at or after it. So slices cover a segment without gaps and overlaps for any cuts. The
+    first cut of a segment is 0, the last is its size.
 
     Attributes:
         segment_start: Base offset of the segment. The offsets in its indexes are relative to it.
-        segment_stop: One past the last offset of the segment.
         cut_start: First cut, as a byte position in the original segment, inclusive.
         cut_stop: Second cut, exclusive.
         start_offset: Rows below this offset are skipped.
         stop_offset: Rows at or above this offset are skipped.
         aborted: Intervals of aborted transactions. Transactional batches in them are skipped.
-        lineage: Leader epochs that own the offsets; a batch of another epoch is an error. Empty =
-            epochs are not checked.
-        topic_id: Id of the topic.
+        lineage: Leader epochs of the offsets, each with its first offset; a batch with another
+            epoch is an error. Empty = epochs are not checked.
         surroundings: Offsets around the slice that are needed to compare its transactions with the
             log; `None` if they are not compared.
     """
@@ -110,8 +108,8 @@ class SegmentSlice:
 
     @property
     def work(self) -> int:
-        """Estimated work of reading the slice, as the number of bytes of an unencrypted and
-        uncompressed segment that would take equally long.
+        """Estimated work to read the slice: the number of bytes of an uncompressed and unencrypted
+        segment that take about as long to read.
         """
         objects = self.objects
         percent = 100 + (_DECOMPRESS_PERCENT if objects.compression else 0)
@@ -121,12 +119,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScanTask:
-    """Defines what one task reads: first the slices, then the broker ranges.
-
-    Attributes:
-        slices: Slices to read from the tier.
-        ranges: Offset ranges to read from brokers.
-    """
+    """Defines what one task reads: first the slices, then the broker ranges."""
 
     slices: tuple[SegmentSlice, ...]
     ranges: tuple[BrokerRange, ...] = ()

@@ -47,8 +47,7 @@ class TaskPlace:
 
     Attributes:
         scan: Id of the scan, the same for all tasks of a DataFrame.
-        stage: Number that the engine gives to each run of the tasks. If a DataFrame is read twice,
-            each run has another number.
+        stage: Number of the run. If a DataFrame is read twice, the two runs have different numbers.
         partition: Number of the task within the run.
         attempt: Number of the attempt; 0 is the first attempt.
         run_id: Id of the run of an export; empty for other scans.
@@ -65,7 +64,7 @@ class LostRange(NamedTuple):
     """Offsets [start, stop) that were skipped because data was deleted after planning.
 
     Attributes:
-        in_part: True if some records with these offsets may have been returned.
+        in_part: True if records with some of these offsets may have been returned.
     """
 
     topic: str
@@ -292,8 +291,8 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class BrokerWork:
-    """Counts the requests that a task sends to brokers, the bytes that it receives from brokers,
-    and its fallbacks to brokers; see `TaskMetrics`.
+    """Counts a task's requests to brokers, the bytes from brokers, and the fallbacks to brokers;
+    see `TaskMetrics`.
     """
 
     requests: int = 0

@@ -1,9 +1,8 @@
 """Decodes keys and values of rows according to options `key.format` and `value.format`.
 
-If a condition uses fields of decoded keys or values, only these fields are decoded first. Then the
-matching rows are decoded again, for the columns of the table. So the choice of columns does not
-change which rows match: for the condition, a row is malformed only if a field of the condition is
-malformed.
+If a condition uses fields of decoded keys or values, these fields are decoded first. Then the
+matching rows are decoded again, for the columns of the table. For the condition, a row is malformed
+only if one of these fields is malformed. So the choice of columns does not change which rows match.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ class TypedRows:
         columns: Wanted columns, in order.
         formats: Formats of keys and values; columns without a format stay binary.
         where: Condition on fields of decoded keys and values. Returned rows satisfy it.
-        set_aside: Called with malformed rows and the reason for each. These rows are then skipped,
-            also in mode FAILFAST. In mode PERMISSIVE it is not called, because malformed values
-            become null.
+        set_aside: Called with malformed rows and the reason for each, which are then skipped even
+            in mode FAILFAST. Not called in mode PERMISSIVE, because malformed values become null.
         warns: False to log no warning about malformed rows, because the caller reports them.
     """
 
@@ -137,7 +135,7 @@ class TypedRows:
         )
 
     def _note_skipped(self, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
-        """Adds rows of a batch, in ascending order, to the rows that the warning names."""
+        """Adds rows of a batch, given in ascending order, to the rows that the warning names."""
         topic, partition, first = (batch.column(name)[rows[0]].as_py() for name in _LOCATION)
         last = batch.column("offset")[rows[-1]].as_py()
         count, low, high = self._skipped.get((topic, partition), (0, first, last))
@@ -184,7 +182,7 @@ class TypedRows:
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
             if known_bad := bad_values.get(form.column):
-                values = _with_bad(values, known_bad)
+                values = _with_nulls_for(values, known_bad)
             columns[form.column] = values.array
             if form.error_column is not None:
                 columns[form.error_column] = _error_column(batch.num_rows, values.bad)
@@ -206,10 +204,9 @@ class _KeptRows:
     Attributes:
         batch: The rows that satisfy the condition.
         malformed: Number of rows that were skipped because they cannot be decoded.
-        dropped: Mapping from a column to its malformed values in the skipped rows. Their row
-            numbers refer to the unfiltered batch.
-        bad: Mapping from a column to its malformed values in the kept rows. Their row numbers refer
-            to `batch`.
+        dropped: Malformed values in the skipped rows, by column. Row numbers refer to the
+            unfiltered batch.
+        bad: Malformed values in the kept rows, by column. Row numbers refer to `batch`.
         error: Error to raise after these rows were returned; `None` if no row fails.
     """
 
@@ -221,11 +218,7 @@ class _KeptRows:
 
 
 class _FieldFilter:
-    """Keeps the rows of batches that satisfy a condition on fields.
-
-    Attributes:
-        columns: Columns that the batches must have.
-    """
+    """Keeps the rows of batches that satisfy a condition on fields."""
 
     def __init__(self, where: Predicate, formats: Iterable[ColumnFormat], *, fails: bool) -> None:
         fields = fields_of(where)
@@ -280,7 +273,7 @@ def _decode_column(batch: pa.RecordBatch, form: ColumnFormat) -> DecodedValues:
 def _renumber(
     bad: Mapping[str, BadValues], keep: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> dict[str, BadValues]:
-    """Returns those malformed values in `bad` whose rows the mask `keep` selects. Their row numbers
+    """Returns the malformed values in the rows that the mask `keep` selects. Their row numbers
     refer to the filtered batch.
     """
     if not any(bad.values()):
@@ -296,9 +289,9 @@ def _renumber(
     }
 
 
-def _with_bad(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
-    """Returns `values` with nulls in place of the values that the filter could not decode. Adds
-    `bad_values` to the malformed values of the result.
+def _with_nulls_for(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
+    """Returns `values`, with `bad_values` (values that the filter could not decode) replaced by
+    nulls and added to the malformed values.
     """
     by_row = {bad.row: bad for bad in (*bad_values, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)

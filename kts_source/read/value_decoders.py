@@ -11,8 +11,8 @@ value:
   GUID.
 * Serializers of Apicurio by default write an id of 8 bytes to `apicurio.value.globalId` or
   `apicurio.value.contentId`, and the encoding to `apicurio.value.encoding`. A registry with
-  Confluent's API does not report which of these two kinds of ids it uses. So the headers of
-  Apicurio are not used for the formats of Confluent.
+  Confluent's API does not report which of these two kinds of ids it uses. So formats of Confluent
+  ignore the headers of Apicurio.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         json = JsonDecoder(parse_ddl(form.schema), form.fields)
         return json if form.format == JSON else ConfluentJsonDecoder(json)
     if form.format in (PROTOBUF, PROTOBUF_CONFLUENT):
-        from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
-        from segment_format.values.protobuf.decoder import ProtobufDecoder
+        from segment_format.values.protobuf.decoder import ConfluentProtobufDecoder, ProtobufDecoder
 
         protobuf = ProtobufDecoder(form.descriptors, form.message, form.fields)
         if form.format == PROTOBUF:
@@ -126,8 +125,8 @@ def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
 
 
 class _Messages:
-    """Looks up names of Protobuf messages. A message is identified by the id or GUID of its schema,
-    and by its index in the schema.
+    """Looks up names of Protobuf messages by the id or GUID of their schema and their index in
+    it.
     """
 
     def __init__(self, registry: RegistryPlace) -> None:
@@ -167,8 +166,8 @@ def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
     format expects.
 
     A schema id in a record header is copied to this prefix. If the format does not support the
-    header, the prefix contains an id that does not exist. Without this prefix, the first bytes of
-    the value would be read as its schema id.
+    header, the prefix contains an id that does not exist, so that the first bytes of the value are
+    not read as its schema id.
     """
     values = batch.column(form.column)
     if form.format not in _NAMED_BY_ID:
@@ -186,7 +185,7 @@ def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
         if apicurios is None:
             return values
         assert form.registry is not None
-        fronts = _apicurio_fronts(of_batch, prefix, form.registry.ids, apicurios)
+        fronts = _apicurio_prefixes(of_batch, prefix, form.registry.ids, apicurios)
     else:
         ids = of_batch.last(f"__{form.column}_schema_id")
         if ids is None and apicurios is None:
@@ -197,15 +196,10 @@ def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
     return pc.binary_join_element_wise(fronts, values, b"")
 
 
-def _apicurio_fronts(headers: _Headers, prefix: str, kind: str, apicurios: pa.Array) -> pa.Array:
-    """Returns the bytes to put in front of each value. Apicurio's serializers write these bytes
-    there if they do not use headers. The bytes are empty for rows that have no such headers.
-
-    Args:
-        headers: Headers of the batch.
-        prefix: Prefix of the header names, such as `apicurio.value.`.
-        kind: The kind of ids to use, `globalId` or `contentId`.
-        apicurios: Mask of the rows that have headers with this prefix.
+def _apicurio_prefixes(headers: _Headers, prefix: str, kind: str, apicurios: pa.Array) -> pa.Array:
+    """Returns, for each value, the bytes that Apicurio's serializers without headers write in front
+    of it; empty for rows outside the mask `apicurios`, which have no headers with this prefix.
+    `kind` is `globalId` or `contentId`.
     """
     fronts = pc.if_else(apicurios, _front(OTHER_IDS), pa.scalar(b""))
     ids = headers.last(f"{prefix}{kind}")
@@ -224,13 +218,8 @@ def _front(number: int) -> pa.Scalar:
 
 
 class _Headers(NamedTuple):
-    """The headers of all records in a batch, as flat lists.
-
-    Attributes:
-        names: Name of each header.
-        texts: Value of each header.
-        row_of: Row number of each header.
-        height: Number of rows in the batch.
+    """The headers of all records in a batch, as flat lists of names, values and row numbers.
+    `height` is the number of rows in the batch.
     """
 
     names: pa.Array
@@ -239,8 +228,8 @@ class _Headers(NamedTuple):
     height: int
 
     def rows(self, mask: pa.Array) -> pa.Array | None:
-        """Returns a mask of the rows that have a header selected by `mask`; `None` if there are no
-        such rows.
+        """Returns a mask of the rows that have a header selected by `mask`; `None` if no row has
+        one.
         """
         numbers = _true_indices(mask)
         if not len(numbers):
@@ -250,9 +239,8 @@ class _Headers(NamedTuple):
         return pa.array(rows)
 
     def last(self, name: str) -> pa.Array | None:
-        """Returns an array that contains, for each row, the value of the last header with this
-        name. The entry is null if the row has no such header. Returns `None` if no row has such a
-        header.
+        """Returns, for each row, the value of the last header with this name; null for a row
+        without such a header. Returns `None` if no row has one.
         """
         numbers = _true_indices(pc.equal(self.names, name))
         if not len(numbers):

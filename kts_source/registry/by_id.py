@@ -33,7 +33,6 @@ class RegistryAccess:
 
     Attributes:
         user: User name for Basic authentication; empty if it is not used.
-        password: Password for Basic authentication.
         token: Bearer token; empty if it is not used.
         headers: Names and values of HTTP headers that select one of several registries at the same
             address.
@@ -96,9 +95,9 @@ class RegistryPlace:
         host = urlsplit(self.place).hostname or "" if self.is_url else "localhost"
         return host in ("localhost", "::1") or host.startswith("127.")
 
-    def shown(self) -> RegistryAccess:
-        """Returns the credentials in plain text. Returns an empty `RegistryAccess` if there are
-        none.
+    def revealed_access(self) -> RegistryAccess:
+        """Returns the credentials in plain text. Returns an empty `RegistryAccess` without
+        credentials.
         """
         return RegistryAccess() if self.access is None else self.access.reveal()
 
@@ -120,8 +119,8 @@ class ById(Generic[K, T]):
     only once.
 
     Args:
-        make: Creates the object for an id. A TieredKafkaError is passed on. Other errors mean that
-            the id has no usable schema, and are cached.
+        make: Creates the object for an id. `get` raises a `TieredKafkaError` of `make` unchanged.
+            Any other error means that the id has no usable schema; this result is cached.
     """
 
     def __init__(self, make: Callable[[K], T]) -> None:

@@ -46,8 +46,8 @@ class UnknownSchemaError(LookupError):
 
 
 class _NoSuchPathError(Exception):
-    """The server reports HTTP status 404, because it does not support the path. If it supports the
-    path, but does not have the schema, `UnknownSchemaError` is raised instead.
+    """The server does not support a path, and reports HTTP status 404. If only the schema is
+    missing, `UnknownSchemaError` is raised instead.
     """
 
 
@@ -77,12 +77,8 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
 
 
 def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> bytes:
-    """Requests a path from the registry, and returns the body of the response.
-
-    Args:
-        registry: A registry with a URL, not a folder.
-        path: Path to append to the URL, percent-encoded.
-        is_new: True if registries of older versions may not support this path.
+    """Requests a path from the registry, and returns the body of the response. Has the arguments of
+    `ask`.
 
     Raises:
         UnknownSchemaError: The registry does not have the schema, or is too old to support the
@@ -109,7 +105,7 @@ def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> byt
 
 
 def _request(registry: RegistryPlace, path: str) -> bytes:
-    access = registry.shown()
+    access = registry.revealed_access()
     request = urllib.request.Request(f"{registry.place.rstrip('/')}{path}")
     request.add_header("Accept", "application/vnd.schemaregistry.v1+json, application/json")
     for name, text in _headers(access):
@@ -158,7 +154,7 @@ def _headers(access: RegistryAccess) -> list[tuple[str, str]]:
 
 def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
     """Reads the body of a response. Raises `RegistryError` if the body is too large. Raises
-    `TransientError` if it takes too long or is truncated.
+    `TransientError` if the body takes too long or is truncated.
     """
     deadline = time.monotonic() + _BODY_SECONDS
     chunks: list[bytes] = []
@@ -176,8 +172,8 @@ def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
 
 
 def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
-    """Returns whether a response with status 404 reports that a schema is missing. If it does not,
-    the URL is wrong.
+    """Returns whether a response with status 404 reports a missing schema. Otherwise, the URL is
+    wrong.
     """
     try:
         document = json.loads(answer.read(_MAX_ERROR_BYTES))

@@ -4,7 +4,7 @@ A folder contains files `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc`. A
 FileDescriptorSet that protoc wrote with --include_imports; the last file in the set contains the
 schema.
 
-Requests use these paths of Confluent's REST API:
+The schema registry is requested with these paths of Confluent's REST API:
 
 * `/schemas/ids/<id>?subject=<subject>` and `/schemas/guids/<guid>`
 * `/subjects/<subject>/versions/<version>` for references
@@ -124,11 +124,8 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
 
 
 def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
-    """Returns the latest version of the schema of a subject.
-
-    Args:
-        registry: A registry with a URL, not a folder.
-        subject: The subject.
+    """Returns the latest version of the schema of a subject. `registry` must be a registry with a
+    URL, not a folder.
 
     Raises:
         LookupError: The registry has no such subject.
@@ -146,12 +143,9 @@ def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
 def _ask_for_id(
     registry: RegistryPlace, schema_id: int | str, parameter: str = ""
 ) -> dict[str, Any]:
-    """Requests a schema by id or GUID, and returns the registry's response.
-
-    Args:
-        registry: A registry with a URL, and with the subject if it is known.
-        schema_id: A number, or a GUID, which is unique in all contexts.
-        parameter: A query parameter to add to the path.
+    """Requests a schema by its number, or by its GUID, which is unique in all contexts. Adds the
+    subject of `registry`, if it is known, and the query `parameter`. Returns the registry's
+    response.
     """
     if not isinstance(schema_id, int):
         return ask(registry, _with_query(f"/schemas/guids/{schema_id}", parameter), is_new=True)
@@ -175,8 +169,8 @@ def _with_query(path: str, *parameters: str) -> str:
 
 
 def _context_of(subject: str) -> str:
-    """Returns the context of a qualified subject, such as `:.staging:`; an empty text if the
-    subject is not qualified.
+    """Returns the context in a qualified subject, such as `:.staging:`; an empty text for other
+    subjects.
     """
     match = _QUALIFIED.fullmatch(subject)
     return match[1] if match else ""
@@ -209,11 +203,10 @@ def _read_file(folder: Path, schema_id: int | str) -> RegisteredSchema:
 
 
 class _Part(NamedTuple):
-    """One of the schemas that a registry returns: the requested schema, or a reference.
+    """A schema that a registry returned: the requested schema, or a reference.
 
     Attributes:
         name: Name by which other schemas refer to this schema.
-        text: Text of the schema.
         context: Context of the unqualified references of this schema; empty for the default
             context.
     """
@@ -248,14 +241,10 @@ def _walk_references(
     registry: RegistryPlace, schema: _Part, document: dict[str, Any], kind: str, seen: set[str]
 ) -> Iterator[_Part]:
     """Yields a schema and all schemas to which it refers, directly or through others. Each schema
-    comes after its references, so the schema itself is last.
+    comes after its references, so the given schema is last.
 
-    Args:
-        registry: The registry.
-        schema: The schema; its text is not used.
-        document: The registry's response for the schema.
-        kind: Type of the schemas.
-        seen: Names of references that were already requested. New names are added to it.
+    `document` is the registry's response for the schema, whose text is not used. Names in `seen`
+    were already requested; adds the new names.
     """
     try:
         for reference in document.get("references") or ():
@@ -310,10 +299,10 @@ def _cache_schema(registry: RegistryPlace, schema_id: int | str, schema: Registe
 
 
 def _cache_entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCache | None, str]:
-    """Returns two values: the cache for a schema, and the name of its entry. The cache is `None` if
-    the schema must not be stored on disk.
+    """Returns the cache for a schema and the name of its entry. The cache is `None` if the schema
+    must not be stored on disk.
     """
-    settings, tenant = registry.cache, registry.shown().tenant
+    settings, tenant = registry.cache, registry.revealed_access().tenant
     is_skipped = registry.is_near and settings.folder is None
     cache = None
     if not is_skipped and tenant is not None:
@@ -344,10 +333,8 @@ def descriptor_set(schema: RegisteredSchema) -> bytes:
 
 
 def messages_of(schema: RegisteredSchema) -> dict[tuple[int, ...], str]:
-    """Returns the full name of each message in a Protobuf schema, by message index. Messages of
-    imported files are not included.
-
-    See `segment_format.values.protobuf.confluent` about message indexes.
+    """Returns the full name of each message in a Protobuf schema, by message index (see
+    `segment_format.values.protobuf.decoder`). Omits messages of imported files.
 
     Raises:
         ValueError: The descriptors are invalid.

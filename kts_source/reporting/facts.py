@@ -9,7 +9,7 @@ import numpy as np
 
 from kts_source.planning.estimate import DEFAULT_CLASS, estimate, monthly_cost
 from kts_source.planning.lineage import BELOW_LOG_START, COVERED, DEAD_BRANCH, last_epoch
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
@@ -57,12 +57,11 @@ class SegmentColumns:
             `flags` contains `COPY_TIME_KNOWN`.
         state: Index of the segment's state in `STATES`.
         epoch: Newest leader epoch in the segment; −1 if unknown.
-        flags: Sum of those of `COMPRESSED`, `ENCRYPTED` and `COPY_TIME_KNOWN` that apply to the
-            segment.
+        flags: Sum of the flags that apply to the segment: `COMPRESSED`, `ENCRYPTED`,
+            `COPY_TIME_KNOWN`.
         storage_class: Index of the log object's storage class in `classes`.
-        side_bytes: Size in bytes of the objects that contain side files.
+        side_bytes: Size in bytes of the segment's objects other than the log object.
         classes: Names of the storage classes.
-        ids: Segment id of each row.
     """
 
     partition: npt.NDArray[np.int64]
@@ -85,12 +84,14 @@ class SegmentColumns:
 
     @property
     def is_served(self) -> npt.NDArray[np.bool_]:
-        """Mask of the served segments: a scan reads offsets from them."""
+        """Mask of the served segments, from which a scan reads offsets."""
         return np.equal(self.state, SERVED)
 
     @property
     def is_tiered(self) -> npt.NDArray[np.bool_]:
-        """Mask of all segments in the tier, served or not. Excludes segments on brokers' disks."""
+        """Mask of all segments in the tier, whether served or not. Excludes segments on brokers'
+        disks.
+        """
         return np.not_equal(self.state, ON_DISK)
 
     def bytes_by_class(self, rows: npt.NDArray[np.bool_]) -> dict[str, int]:
@@ -146,7 +147,12 @@ def _rows(partition: PartitionPlan) -> Iterator[tuple[int, int, int, RemoteSegme
     log = partition.surviving
     used = {id(span.segment) for span in log.ranges}
     rows = [
-        (span.start, span.stop, ON_DISK if is_beside(span.segment.objects.log.key) else SERVED, n)
+        (
+            span.start,
+            span.stop,
+            ON_DISK if is_in_additional_store(span.segment.objects.log.key) else SERVED,
+            n,
+        )
         for n, span in enumerate(log.ranges)
     ]
     segments = [span.segment for span in log.ranges]
@@ -183,7 +189,6 @@ class Day:
 
     Attributes:
         day: Number of days since 1970-01-01.
-        segments: Number of the segments.
         stored_bytes: Total size of their log objects.
         original_bytes: Total size of their logs before compression and encryption.
     """
@@ -203,9 +208,9 @@ class Growth:
         undated_bytes: Stored bytes of segments without a timestamp.
         future_bytes: Stored bytes of segments whose largest timestamp is more than a day after the
             report.
-        rate_days: Number of days over which `rate` is computed, at most `RATE_DAYS`. The last of
-            them is the newest day with segments.
-        rate: Average stored bytes per day over these days; 0 if there are no days.
+        rate_days: Number of days over which `rate` is computed, at most `RATE_DAYS`. They end with
+            the newest day that has segments.
+        rate: Average stored bytes per day over the last `rate_days` days; 0 without days.
     """
 
     days: tuple[Day, ...]
@@ -220,11 +225,10 @@ class Retention:
     """The effect that a retention time would have on the tier.
 
     Attributes:
-        retention_days: The retention time in days.
         older_segments: Number of served segments whose largest timestamp is older than the
             retention time.
-        older_bytes: Stored bytes of these older segments.
-        older_cost: Cost of these older segments in US dollars per month.
+        older_bytes: Stored bytes of the older segments.
+        older_cost: Cost of the older segments in US dollars per month.
         steady_bytes: Stored bytes in the long run: current growth per day times the retention time.
         steady_cost: Cost of `steady_bytes` in US dollars per month, at the average price of the
             currently stored bytes.
@@ -339,18 +343,18 @@ class PartitionDetail:
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """The cost of the tier's storage, and of reading all of it once, at list prices.
+    """The cost of storing the tier, and of one read of all its records, at list prices.
 
     Attributes:
         served_bytes: Bytes of the log objects of served segments, by storage class.
-        unserved_bytes: Bytes of the log objects of other segments, by storage class.
+        unserved_bytes: Bytes of the log objects of segments that are not served, by storage class.
         side_file_bytes: Bytes of the objects that contain side files.
         orphan_bytes: Bytes of the objects that belong to no complete segment.
-        monthly: US dollars per month for all these bytes. Side files and orphans are priced as
-            storage class `STANDARD`.
-        read_requests: Number of requests of a full read.
-        read_bytes: Bytes of a full read.
-        read_cost: US dollars for a full read.
+        monthly: US dollars per month for the bytes of the four attributes above. Side files and
+            orphans are priced as storage class `STANDARD`.
+        read_requests: Number of requests that a read of all records sends.
+        read_bytes: Number of bytes that a read of all records receives.
+        read_cost: US dollars for a read of all records.
     """
 
     served_bytes: dict[str, int]
@@ -445,7 +449,9 @@ def tier_facts(
     audit: AuditReport | None,
     locked: tuple[LockedPartition, ...] = (),
 ) -> TierFacts:
-    """Computes the facts of a tier from its description. See `TierFacts` for the arguments."""
+    """Computes the facts of a tier from its description. `TierFacts` describes `made_ms`, `audit`
+    and `locked`.
+    """
     partitions = described.plan.partitions
     columns = segment_columns(partitions)
     marks = described.description.partitions
@@ -468,7 +474,9 @@ def tier_facts(
 def _detail(partition: PartitionPlan, mark: PartitionWatermark, made_ms: int) -> PartitionDetail:
     newest = mark.tier_end_timestamp_ms
     ranges = reversed(partition.surviving.ranges)
-    last = next((s.segment for s in ranges if not is_beside(s.segment.objects.log.key)), None)
+    last = next(
+        (s.segment for s in ranges if not is_in_additional_store(s.segment.objects.log.key)), None
+    )
     copied = None if last is None else last.event_timestamp_ms
     return PartitionDetail(
         tuple(

@@ -218,11 +218,11 @@ def report(
     now_ms: int | None = None,
     **more: OptionValue,
 ) -> TierReport:
-    """Creates a report of the selected topics of a tier. It shows the segments over time and by
-    offset, their contents, cost and holes.
+    """Creates a report of the selected topics of a tier. The report shows segments over time and by
+    offset, their contents, their cost, and holes.
 
-    Reads the same files as `describe`, and reports the same numbers. If a key is missing for a
-    partition, the partition is listed with the facts that its manifests contain.
+    Reads the same files as `describe`, and reports the same numbers. If the private key of a
+    partition is missing, the report shows only facts from the partition's manifests.
 
     Args:
         source: Options of the data source, or the path of the tier; bounds are ignored.

@@ -1,5 +1,5 @@
-"""Hands restored topics over to producers and consumers: producer ids, offsets of groups, and
-configurations.
+"""Compares restored topics on the brokers with the restored log directory, and hands them over to
+producers and consumers: producer ids, offsets of groups, and configurations.
 
 The new cluster assigns producer ids from 0 on, but the restored log has ids of the old cluster. A
 replica that has seen such an id rejects the new producer that gets it. So ids up to the highest old
@@ -12,19 +12,119 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.broker.cluster import Cluster, topic_configs
+from kts_source.broker.cluster import EARLIEST, LATEST, Cluster, topic_configs
 from kts_source.broker.connection import PASSING, LostConnectionError, refusal
 from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
+from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
 from kts_source.restore.target import target_settings
-from kts_source.restore.verification import verify_restore
+from kts_source.restore.writing import LEVELS
 from kts_source.texts import some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.restore.restore_plan import RestorePlan
+
+
+def verify_restore(plan_path: str, target: Mapping[str, str]) -> list[str]:
+    """Reads the restored topics from the brokers that lead them now, and compares every row, log
+    start, end and leader epoch. Changes only the journal.
+
+    Args:
+        plan_path: Path of the plan file.
+        target: Options `kafka.*` of the new cluster.
+
+    Returns:
+        The differences. If there are none, the journal records the step `verified`.
+
+    Raises:
+        InvalidOptionError: The restore is not written.
+        TieredKafkaError: The brokers cannot be read.
+    """
+    plan = read_plan(plan_path)
+    journal = Journal(plan_path, plan)
+    if not journal.has("checked"):
+        raise InvalidOptionError(f"the restore is not complete: {status_restore(plan_path)[-1]}")
+    differences = list(_offset_differences(plan, journal, target))
+    for level in LEVELS:
+        topics = ",".join(sorted(plan.target_ids))
+        found = row_digests({**target, "subscribe": topics, "isolationLevel": level})
+        for each in plan.partitions:
+            expected = journal.digests[level].get(each.name, "no rows")
+            if found.get(each.name, "no rows") != expected:
+                differences.append(
+                    f"{each.name} ({level}): the brokers have"
+                    f" {found.get(each.name, 'no rows')}, but the restore wrote {expected}"
+                )
+    if not differences:
+        journal.add("verified")
+    return differences
+
+
+def _offset_differences(
+    plan: RestorePlan, journal: Journal, target: Mapping[str, str]
+) -> Iterator[str]:
+    with closing(Cluster(target_settings(target))) as cluster:
+        topics = cluster.topics(plan.target_ids)
+        for name, topic_id in plan.target_ids.items():
+            if name not in topics or topics[name].topic_id != topic_id:
+                raise InvalidOptionError(
+                    f"topic {name} of the new cluster does not have the planned topic id"
+                    f" {topic_id}: it was deleted or created again"
+                )
+        pairs = [(each.target_topic, each.partition) for each in plan.partitions]
+        starts = cluster.offsets(pairs, EARLIEST, read_committed=False)
+        ends = cluster.offsets(pairs, LATEST, read_committed=False)
+        stable = cluster.offsets(pairs, LATEST, read_committed=True)
+        for each, pair in zip(plan.partitions, pairs, strict=True):
+            staged = journal.staged(each.name)
+            assert staged is not None
+            expected = {
+                "log start": (starts[pair], each.log_start),
+                "end": (ends[pair], staged["end"]),
+                "last stable offset": (stable[pair], staged["end"]),
+            }
+            for what, (found, wanted) in expected.items():
+                if found != wanted:
+                    yield f"{each.name}: {what} is {found}, but the restore wrote {wanted}"
+            leader = topics[each.target_topic].leaders[each.partition]
+            if leader.epoch <= each.max_epoch:
+                yield (
+                    f"{each.name}: leader epoch {leader.epoch} is not above leader epoch"
+                    f" {each.max_epoch} of the old cluster"
+                )
+
+
+def status_restore(plan_path: str) -> list[str]:
+    """Returns the finished steps of a restore, and the next step as the last line.
+
+    Raises:
+        InvalidOptionError: The plan or the journal cannot be read.
+    """
+    plan = read_plan(plan_path)
+    journal = Journal(plan_path, plan)
+    if plan.refusals:
+        return [f"refused: {text}" for text in plan.refusals] + ["next: plan again"]
+    if not journal.steps:
+        return ["planned", "next: stop the broker, then kts restore write"]
+    lines = [f"log directory: {journal.log_dir}"]
+    placed = [each.name for each in plan.partitions if journal.is_placed(each.name)]
+    lines.append(f"written: {len(placed)} of {len(plan.partitions)} partitions")
+    if not journal.has("checked"):
+        return [
+            *lines,
+            "next: run kts restore write again; do not start the broker before it is complete",
+        ]
+    lines.append("the log directory has the rows of the tier")
+    if not journal.has("verified"):
+        return [*lines, "next: start the broker, then kts restore verify"]
+    lines.append("verified: the brokers have the same rows, log starts and ends")
+    if not journal.has("committed"):
+        return [*lines, "next: move the partitions to their brokers, then kts restore commit"]
+    return [*lines, "committed", "next: nothing; producers and consumers may start"]
+
 
 _TOPIC: Final = 2
 _SET: Final = 0
@@ -43,8 +143,9 @@ def commit_restore(
     configs: Mapping[str, str],
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> list[str]:
-    """Verifies the restored topics again, and then releases them. Call it when the partitions are
-    on their final brokers, and before producers and consumers start. It may be repeated.
+    """Verifies the restored topics again, and then prepares them for producers and consumers. Call
+    it when the partitions are on their final brokers, and before producers and consumers start. It
+    may be repeated.
 
     Args:
         plan_path: Path of the plan file.
@@ -53,7 +154,7 @@ def commit_restore(
         groups: Committed offsets: by group, topic in the tier, and partition.
 
     Returns:
-        What was done, for the operator.
+        The changes, as texts for the operator.
 
     Raises:
         InvalidOptionError: The restore is not written, the brokers have other rows, or a group or
@@ -68,7 +169,7 @@ def commit_restore(
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
         highest = max(
-            (_staged(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
+            (_staged_step(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
         )
         for node in cluster.nodes:
             raise_producer_ids(cluster, node, highest)
@@ -88,8 +189,8 @@ def clamped_offsets(
     journal: Journal,
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
-    """Returns two values: the offsets to commit, by group and target partition, inside the restored
-    logs; and a line for each offset that was changed.
+    """Limits the committed offsets of groups to the restored logs. Returns two values: the offsets
+    to commit, by group and target partition, and a line for each offset that was changed.
 
     Raises:
         InvalidOptionError: A partition is not in the plan.
@@ -106,7 +207,7 @@ def clamped_offsets(
                         f"group {group}: partition {topic}-{number} is not in the restore plan:"
                         " remove it from the file of groups"
                     )
-                end = _staged(journal, each.name)["end"]
+                end = _staged_step(journal, each.name)["end"]
                 inside = min(max(offset, each.log_start), end)
                 if inside != offset:
                     report.append(
@@ -203,7 +304,7 @@ def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[tuple[str, int
         return codes
 
     try:
-        _repeated(attempt)
+        _retry(attempt)
     except BrokerError as error:
         raise error.extended(f" (group {group})") from None
 
@@ -249,8 +350,10 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
         time.sleep(_PAUSE_SECONDS)
 
 
-def _repeated(attempt: Callable[[], Iterable[int]]) -> None:
-    """Calls `attempt` until it returns no error code. Raises the first lasting error."""
+def _retry(attempt: Callable[[], Iterable[int]]) -> None:
+    """Calls `attempt` until it returns no error code. Raises the first error that a retry cannot
+    resolve.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         codes = {code for code in attempt() if code}
@@ -261,7 +364,7 @@ def _repeated(attempt: Callable[[], Iterable[int]]) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _staged(journal: Journal, name: str) -> Mapping[str, Any]:
+def _staged_step(journal: Journal, name: str) -> Mapping[str, Any]:
     staged = journal.staged(name)
     if staged is None:
         raise InvalidOptionError(f"{name} is not written: run kts restore write first")

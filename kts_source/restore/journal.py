@@ -1,4 +1,4 @@
-"""Records the finished steps of a restore, so that a killed restore continues.
+"""Records the finished steps of a restore, so that a killed restore can be continued.
 
 The journal is the file `<plan>.journal`, a line of JSON per step:
 
@@ -28,12 +28,8 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """The finished steps of one plan. A last line without a line feed is from a killed process and
-    is removed.
-
-    Args:
-        plan_path: Path of the plan file.
-        plan: The plan.
+    """The finished steps of one plan. If the last line has no line feed, a killed process wrote it,
+    and it is removed.
 
     Raises:
         InvalidOptionError: The journal cannot be read, or belongs to another plan.
@@ -70,7 +66,7 @@ class Journal:
             )
 
     def add(self, step: str, **facts: Any) -> dict[str, Any]:  # noqa: ANN401  # values of JSON
-        """Appends a step, waits until it is on the disk, and returns it."""
+        """Appends a step to the file, syncs the file, and returns the step."""
         entry = {"step": step, **facts}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -90,11 +86,11 @@ class Journal:
 
     def staged(self, partition: str) -> Mapping[str, Any] | None:
         """Returns the step that recorded the files of a partition, or `None`."""
-        return self._of("staged", partition)
+        return self._last_step("staged", partition)
 
     def is_placed(self, partition: str) -> bool:
         """Returns whether the files of a partition have their final names."""
-        return self._of("placed", partition) is not None
+        return self._last_step("placed", partition) is not None
 
     @property
     def digests(self) -> Mapping[str, Mapping[str, str]]:
@@ -102,6 +98,6 @@ class Journal:
         found = [entry["digests"] for entry in self.steps if entry["step"] == "checked"]
         return found[-1] if found else {}
 
-    def _of(self, step: str, partition: str) -> dict[str, Any] | None:
+    def _last_step(self, step: str, partition: str) -> dict[str, Any] | None:
         found = [e for e in self.steps if e["step"] == step and e.get("partition") == partition]
         return found[-1] if found else None

@@ -1,13 +1,28 @@
-"""Defines the plan of a restore, and its JSON file. The file contains no credentials."""
+"""Plans a restore: compares the tier with the new cluster, and lists every reason to refuse. The
+plan is stored as a JSON file without credentials.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass
+import secrets
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.restore.target import describe_target, target_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.options import ScanOptions
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.scan_plan import ScanPlan
+
 
 PLAN_VERSION: Final = 1
 REFUSE, ABORT = "refuse", "abort"
@@ -19,18 +34,16 @@ class PartitionRestore:
     """The part of a restore that concerns one partition.
 
     Attributes:
-        topic: Topic in the tier.
         topic_id: Topic id in the tier.
         target_topic: Topic in the new cluster.
-        partition: Partition number, the same in the tier and in the new cluster.
+        partition: Partition number in the tier and in the new cluster.
         log_start: First offset that consumers may see.
         stop: One past the last offset of the tier.
         resume_at: Minimum offset of the next record. If it is above the end of the restored log, an
             empty batch spans the offsets between them.
         stable_stop: One past the last offset whose transactions are all decided.
         max_epoch: Highest leader epoch in the tier; −1 if the tier records none.
-        segments: Number of segments.
-        bytes: Size of the original segments.
+        bytes: Size of the original segments in bytes.
         fingerprint: Digest of the names, versions and offset ranges of the segments.
         undecided: Producer id and first offset of each open transaction, oldest first.
     """
@@ -51,7 +64,7 @@ class PartitionRestore:
 
     @property
     def name(self) -> str:
-        """Target topic and partition, as the broker names its folder."""
+        """Target topic and partition, as in the name of the partition's folder."""
         return f"{self.target_topic}-{self.partition}"
 
 
@@ -62,10 +75,9 @@ class RestorePlan:
     Attributes:
         plan_id: Random id of the plan.
         source: Paths of the tier.
-        cluster_id: Id of the new cluster.
         node_id: Id of the broker that gets the files; −1 if the replicas are on several brokers.
         target_ids: Topic id of each target topic in the new cluster.
-        undecided: What happens to undecided transactions: one of `UNDECIDED_POLICIES`.
+        undecided: Handling of transactions without a known end: one of `UNDECIDED_POLICIES`.
         partitions: The partitions, ascending by topic and number.
         refusals: Reasons why the plan must not be executed. Empty if it may be executed.
         notes: Facts that the operator should know.
@@ -141,3 +153,146 @@ def read_plan(path: str) -> RestorePlan:
         return RestorePlan.from_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidOptionError(f"restore plan {path} cannot be read: {error}") from None
+
+
+_NOT_ALLOWED: Final = (
+    "starting",
+    "ending",
+    "where",
+    "timestamprange",
+    "planfile",
+    "isolationlevel",
+)
+
+
+def source_options(options: Mapping[str, str]) -> ScanOptions:
+    """Returns the checked options of the tier, with the offsets and the isolation level of a
+    restore.
+
+    Raises:
+        InvalidOptionError: An option is invalid, or limits the offsets, or names brokers.
+    """
+    for name in options:
+        if name.lower().startswith((*_NOT_ALLOWED, "kafka.")):
+            raise InvalidOptionError(
+                f"option {name!r} is not allowed: a restore reads all offsets of the tier, and no"
+                " brokers of the old cluster"
+            )
+    parsed = parse_options({**options, "isolationLevel": "read_committed"})
+    if not parsed.fail_on_data_loss:
+        raise InvalidOptionError("option 'failOnDataLoss' must be true for a restore")
+    return parsed
+
+
+def plan_restore(
+    options: Mapping[str, str],
+    target: Mapping[str, str],
+    *,
+    undecided: str = REFUSE,
+    rename: Mapping[str, str] | None = None,
+    resume_at: Mapping[str, Mapping[int, int]] | None = None,
+) -> RestorePlan:
+    """Plans a restore. Reads no records and changes nothing.
+
+    Args:
+        options: Options of the tier.
+        target: Options `kafka.*` of the new cluster.
+        undecided: Handling of transactions without a known end. `refuse`: the plan is refused.
+            `abort`: the transactions are aborted.
+        rename: Name in the new cluster, by name in the tier.
+        resume_at: Minimum offset of the next record, by topic in the tier and partition.
+
+    Raises:
+        InvalidOptionError: An option is invalid.
+        TieredKafkaError: The tier or the new cluster cannot be read.
+    """
+    if undecided not in UNDECIDED_POLICIES:
+        raise InvalidOptionError(f"undecided must be refuse or abort, but is {undecided!r}")
+    parsed, settings = source_options(options), target_settings(target)
+    refusals: list[str] = []
+    scan = plan_source(parsed, refusals)
+    names, resume = rename or {}, resume_at or {}
+    topics = {each.topic for each in scan.partitions}
+    if unknown := sorted((names.keys() | resume.keys()) - topics):
+        raise InvalidOptionError(
+            f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
+        )
+    if len({names.get(topic, topic) for topic in topics}) < len(topics):
+        raise InvalidOptionError("rename gives the same name to two topics: use different names")
+    partitions = []
+    for each in scan.partitions:
+        wanted = resume.get(each.topic, {}).get(each.partition, 0)
+        partition = _partition(each, names.get(each.topic, each.topic), wanted)
+        partitions.append(partition)
+        refusals += _refusals(partition, undecided)
+    found = describe_target(settings, partitions)
+    return RestorePlan(
+        plan_id=secrets.token_hex(8),
+        source=",".join((parsed.path, *parsed.disk_paths)),
+        cluster_id=found.cluster_id,
+        node_id=found.node_id,
+        target_ids=found.topic_ids,
+        undecided=undecided,
+        partitions=tuple(partitions),
+        refusals=(*refusals, *found.refusals),
+        notes=(*scan.notes, *found.notes),
+    )
+
+
+def plan_source(options: ScanOptions, refusals: list[str]) -> ScanPlan:
+    """Plans the segments to restore. Appends the errors of partitions to `refusals`."""
+    errors: list[TieredKafkaError] = []
+    plan = plan_scan(replace(options, where=None), tasks=False, on_partition_error=errors.append)
+    refusals += sorted(str(error) for error in errors)
+    return plan
+
+
+def fingerprint(plan: PartitionPlan) -> str:
+    """Returns a digest of the segments of a partition. It changes if a segment is added, removed or
+    replaced.
+    """
+    facts = [
+        [span.segment.segment_id, span.start, span.stop, ref.key, ref.size, ref.version]
+        for span in plan.surviving.ranges
+        for ref in (span.segment.objects.log,)
+    ]
+    text = json.dumps([plan.topic_id, plan.surviving.log_start, plan.surviving.stop, facts])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _partition(plan: PartitionPlan, target_topic: str, resume_at: int) -> PartitionRestore:
+    surviving = plan.surviving
+    epochs = [entry.epoch for entry in surviving.lineage]
+    epochs += [e.epoch for span in surviving.ranges for e in span.segment.leader_epochs]
+    return PartitionRestore(
+        topic=plan.topic,
+        topic_id=plan.topic_id,
+        target_topic=target_topic,
+        partition=plan.partition,
+        log_start=surviving.log_start,
+        stop=surviving.stop,
+        resume_at=max(resume_at, surviving.stop),
+        stable_stop=plan.stop,
+        max_epoch=max(epochs, default=-1),
+        segments=len(surviving.ranges),
+        bytes=sum(span.segment.objects.size_in_bytes for span in surviving.ranges),
+        fingerprint=fingerprint(plan),
+        undecided=tuple((each.producer_id, each.first_offset) for each in plan.undecided),
+    )
+
+
+def _refusals(partition: PartitionRestore, undecided: str) -> list[str]:
+    texts = []
+    if partition.undecided and undecided == REFUSE:
+        first = partition.undecided[0]
+        texts.append(
+            f"{partition.topic}-{partition.partition}: {len(partition.undecided)} transactions have"
+            f" no known end; the first is of producer {first[0]} at offset {first[1]}. Set"
+            " --undecided abort to abort them"
+        )
+    if partition.max_epoch < 0:
+        texts.append(
+            f"{partition.topic}-{partition.partition}: the tier records no leader epochs, so the"
+            " log has messages of format 0 or 1, which cannot be restored"
+        )
+    return texts

@@ -1,5 +1,5 @@
-"""Asks the new cluster about the topics that a restore will fill, and checks that they are ready
-for it.
+"""Queries the new cluster about the topics that a restore will fill, and checks that they are
+ready.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ REQUIRED_CONFIGS: Final = {
     "retention.bytes": "-1",
     "remote.storage.enable": "false",
 }
-"""Topic configurations during a restore. Others would delete or compact restored records, or upload
-them, before they are verified.
+"""Topic configurations during a restore. With other values, brokers would delete, compact or upload
+restored records before they are verified.
 """
 
 
@@ -35,7 +35,6 @@ class Target:
     """Facts about the new cluster.
 
     Attributes:
-        cluster_id: Id of the cluster.
         node_id: Id of the broker that has all replicas; −1 if there is no such broker.
         topic_ids: Topic id of each existing target topic.
         refusals: Reasons why the topics cannot be restored now.

@@ -1,31 +1,244 @@
 """Writes the log of every planned partition into the log directory of a stopped broker, and
 compares the result with the tier.
+
+The log of a partition consists of the original batches of the tier, and side files that the broker
+loads without a scan. Transaction indexes and the last producer snapshot are computed from the
+batches. The snapshot is empty: after the restore no transaction is open, and the broker forgets the
+producers of the old cluster, whose ids the new cluster assigns again.
+
+Files are written under temporary names, synced and renamed. Only empty files of a new topic are
+replaced. Kafka ignores the temporary names.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from contextlib import closing
-from typing import TYPE_CHECKING
+import struct
+import time
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, InvalidOptionError, ObjectChangedError
-from kts_source.read.segment_source import SegmentSource
+from kts_source.planning.lineage import epoch_at
+from kts_source.read.fetch import ReadAhead
+from kts_source.read.segment_source import SegmentSource, SegmentSpan
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
-from kts_source.restore.log_dir import LOG_STARTS, RECOVERY_POINTS, LogDir, check_empty, place
-from kts_source.restore.partition_writer import PartitionWriter
-from kts_source.restore.planning import fingerprint, plan_source, source_options
-from kts_source.restore.restore_plan import ABORT, read_plan
+from kts_source.restore.restore_plan import (
+    ABORT,
+    fingerprint,
+    plan_source,
+    read_plan,
+    source_options,
+)
 from kts_source.texts import format_bytes, some
 from kts_source.tier import open_uncached_tier
+from segment_format.errors import SegmentFormatError
+from segment_format.index.checkpoints import (
+    LeaderEpochCheckpoint,
+    parse_offset_checkpoint,
+    parse_partition_metadata,
+)
+from segment_format.index.producer_snapshot import write_producer_snapshot
+from segment_format.index.rebuild import RebuiltSideFiles
+from segment_format.kafka_uuid import uuid_to_text
+from segment_format.record.batch_header import (
+    CONTROL_BIT,
+    CRC_START,
+    HEADER_SIZE,
+    MAGIC_2,
+    MIN_BATCH_LENGTH,
+    TRANSACTIONAL_BIT,
+    RecordBatchHeader,
+    crc32c,
+)
+from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import BinaryIO
 
     from kts_source.options import ScanOptions
+    from kts_source.planning.lineage import SegmentRange
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.restore.restore_plan import PartitionRestore, RestorePlan
+    from segment_format.record.recovery import WholeBatch
+
+
+TEMPORARY: Final = ".kts-restore"
+"""Suffix of files that are not complete."""
+LOG_STARTS: Final = "log-start-offset-checkpoint"
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+EPOCHS: Final = "leader-epoch-checkpoint"
+_OWN: Final = "partition.metadata"
+_REPLACED: Final = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+
+
+class LogDir:
+    """A log directory (`log.dirs`) of a stopped broker.
+
+    Args:
+        cluster_id: Id of the cluster that the broker must belong to.
+
+    Raises:
+        InvalidOptionError: The folder is not a log directory of this broker.
+    """
+
+    def __init__(self, path: str, cluster_id: str, node_id: int) -> None:
+        self.path = Path(path)
+        properties = self.path / "meta.properties"
+        try:
+            lines = properties.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidOptionError(
+                f"{path} is not a formatted log directory: {properties} cannot be read: {error}"
+            ) from None
+        facts = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+        if (found := facts.get("cluster.id", "")) != cluster_id:
+            raise InvalidOptionError(
+                f"log directory {path} belongs to cluster {found!r}, but the plan restores into"
+                f" cluster {cluster_id!r}: use the log directory of a broker of that cluster"
+            )
+
+        if (number := facts.get("node.id", "")) != str(node_id):
+            raise InvalidOptionError(
+                f"log directory {path} belongs to broker {number}, but the topics of the plan are"
+                f" assigned to broker {node_id}: use the log directory of that broker"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock of the log directory, so that no broker can start on it.
+
+        Raises:
+            InvalidOptionError: A broker runs on the log directory.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            raise InvalidOptionError(
+                f"log directory {self.path} cannot be locked on this system: use Linux or macOS"
+            ) from None
+        with (self.path / ".lock").open("ab") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidOptionError(
+                    f"log directory {self.path} is in use: stop its broker first"
+                ) from None
+            yield  # closing the file releases the lock
+
+    def partition(self, name: str, topic_id: str) -> Path:
+        """Returns the folder of a partition.
+
+        Raises:
+            InvalidOptionError: The folder does not exist, or belongs to another topic id.
+        """
+        folder = self.path / name
+        try:
+            found = uuid_to_text(parse_partition_metadata((folder / _OWN).read_bytes()))
+        except (OSError, SegmentFormatError) as error:
+            raise InvalidOptionError(
+                f"{folder} is not a partition of the new cluster: {error}. Assign {name} to this"
+                " broker while it runs, and stop the broker"
+            ) from None
+        if found != topic_id:
+            raise InvalidOptionError(
+                f"{folder} belongs to topic id {found}, but the plan restores topic id {topic_id}:"
+                " plan again"
+            )
+        return folder
+
+    def merge_offsets(self, name: str, offsets: Mapping[tuple[str, int], int | None]) -> None:
+        """Sets offsets in an offset checkpoint. `None` removes an entry."""
+        path = self.path / name
+        try:
+            merged: dict[tuple[str, int], int | None] = {
+                **(parse_offset_checkpoint(path.read_bytes()) if path.exists() else {}),
+                **offsets,
+            }
+        except SegmentFormatError as error:
+            raise InvalidOptionError(
+                f"offset checkpoint {path} cannot be parsed: {error}"
+            ) from None
+        kept = {pair: offset for pair, offset in sorted(merged.items()) if offset is not None}
+        lines = ["0", str(len(kept)), *(f"{t} {n} {at}" for (t, n), at in kept.items())]
+        temporary = path.with_name(name + TEMPORARY)
+        write_synced(temporary, "".join(f"{line}\n" for line in lines).encode())
+        temporary.replace(path)
+        sync_folder(self.path)
+
+
+def check_empty(folder: Path) -> None:
+    """Checks that a partition's folder has no records and no unknown files. Files with temporary
+    names are from an earlier attempt.
+
+    Raises:
+        InvalidOptionError: The folder has records or unknown files.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.name in (_OWN, EPOCHS) or path.name.endswith(TEMPORARY):
+            continue
+        if path.suffix not in _REPLACED or (path.suffix == ".log" and path.stat().st_size):
+            raise InvalidOptionError(
+                f"{folder} is not empty: it has {path.name}. Restore into a new topic; nothing was"
+                " changed"
+            )
+
+
+def place(folder: Path, files: Mapping[str, int]) -> None:
+    """Replaces the empty files of a partition by the complete temporary files. Continues after a
+    crash of an earlier call.
+
+    Args:
+        folder: Folder of the partition.
+        files: Size of each file to place, by name.
+
+    Raises:
+        InvalidOptionError: A file is missing or has another size, or a log has other records.
+    """
+    pending = [name for name in files if (folder / (name + TEMPORARY)).exists()]
+    for name, size in files.items():
+        path = folder / (name + TEMPORARY if name in pending else name)
+        found = path.stat().st_size if path.exists() else None
+        if found != size:
+            raise InvalidOptionError(
+                f"{path} has {found} bytes, but the journal records {size}: it was changed after"
+                " it was written. Restore into a new topic"
+            )
+    for path in folder.glob("*.log"):
+        if path.stat().st_size and (path.name not in files or path.name in pending):
+            raise InvalidOptionError(
+                f"{path} has records that the restore did not write: a broker ran before the write"
+                " was complete. Restore into a new topic"
+            )
+    for path in folder.iterdir():
+        if path.suffix in _REPLACED and path.name not in files:
+            path.unlink()
+    for name in pending:
+        (folder / (name + TEMPORARY)).replace(folder / name)
+    sync_folder(folder)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file and waits until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until renames in a folder are on the disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
 
 LEVELS = ("read_uncommitted", "read_committed")
 
@@ -42,7 +255,7 @@ def write_restore(
 
     Args:
         plan_path: Path of the plan file. The journal is written next to it.
-        options: Options of the tier, the same as for the plan.
+        options: Options of the tier, as passed to `plan_restore`.
         log_dir: A log directory of the broker that has the only replicas of the target topics.
         on_partition: Called with the name of each partition after it is written.
 
@@ -69,7 +282,7 @@ def write_restore(
         for name, folder in folders.items():
             if journal.staged(name) is None:
                 check_empty(folder)
-        sources = _unchanged(plan, parsed)
+        sources = _plan_unchanged_tier(plan, parsed)
         if journal.has("checked"):
             return plan
         journal.begin(str(target.path.resolve()))
@@ -86,8 +299,12 @@ def write_restore(
     return plan
 
 
-def _unchanged(plan: RestorePlan, options: ScanOptions) -> dict[tuple[str, int], PartitionPlan]:
-    """Plans the tier again, and checks that it has the planned segments."""
+def _plan_unchanged_tier(
+    plan: RestorePlan, options: ScanOptions
+) -> dict[tuple[str, int], PartitionPlan]:
+    """Plans the tier again, and checks that it has the segments in `plan`. Returns the new plan of
+    each partition.
+    """
     errors: list[str] = []
     scan = plan_source(options, errors)
     found = {(each.topic, each.partition): each for each in scan.partitions}
@@ -159,8 +376,8 @@ def _checked_digests(
     """Compares the rows on the disk with the rows of the tier, and returns the digests of the rows
     on the disk.
 
-    In `read_committed`, rows at or after an undecided transaction are not compared, because a read
-    of the tier ends there.
+    In `read_committed`, rows from the first transaction without a known end on are not compared,
+    because a read of the tier ends before them.
     """
     digests = {}
     for level in LEVELS:
@@ -190,3 +407,287 @@ def _checked_digests(
                     " Do not start the broker on this log directory; report this error"
                 )
     return digests
+
+
+_COPY_BYTES: Final = 8 << 20
+_MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+_READ_AHEAD: Final = ReadAhead(4, 64 << 20, slow_start=False)
+
+
+class PartitionWriter:
+    """Writes the files of one partition under temporary names.
+
+    Args:
+        folder: Folder of the partition. Temporary files of an earlier attempt are removed.
+        undecided: If it is `abort`, abort markers are appended for transactions that are open at
+            the end. Otherwise such transactions are an error.
+
+    Attributes:
+        files: Size of each written file, by its final name.
+        end: One past the last offset of the written log.
+        max_producer_id: Highest producer id in the written log; −1 if it has none.
+    """
+
+    def __init__(
+        self, folder: Path, restore: PartitionRestore, plan: PartitionPlan, undecided: str
+    ) -> None:
+        self._folder = folder
+        self._restore = restore
+        self._plan = plan
+        self._undecided = undecided
+        self._open: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}  # producer epochs
+        self._download_file = folder / f"download{TEMPORARY}"
+        self.files: dict[str, int] = {}
+        self.end = restore.log_start
+        self.max_producer_id = -1
+        for path in folder.glob(f"*{TEMPORARY}"):
+            path.unlink()
+
+    def write(self, source: SegmentSource) -> None:
+        """Downloads the segments and writes all files.
+
+        Raises:
+            CorruptSegmentError: A batch is invalid or belongs to another branch of the log.
+            TieredKafkaError: A segment cannot be read.
+        """
+        ranges = self._plan.surviving.ranges
+        for number, span in enumerate(ranges):
+            with self._download_file.open("w+b") as file:
+                _download(source, span, file)
+                start, stop = self._kept_bytes(file, span, is_first=number == 0)
+                base = _base_offset(file, span, start, stop)
+                _keep(file, start, stop)
+                self._finish(file, base, is_last=number == len(ranges) - 1)
+        lineage = [e for e in self._plan.surviving.lineage if e.start_offset < self.end]
+        self._add(EPOCHS, LeaderEpochCheckpoint(tuple(lineage)).to_bytes())
+        self._add(f"{self.end:020d}.snapshot", write_producer_snapshot(()))
+
+    def _kept_bytes(self, file: BinaryIO, span: SegmentRange, *, is_first: bool) -> tuple[int, int]:
+        """Returns the byte range of the batches to keep. In the first segment, this includes the
+        batch that contains the log start.
+        """
+        if (span.start, span.stop) == (span.segment.start_offset, span.segment.stop_offset):
+            return 0, _size(file)
+        start = None
+        batches = self._batches(file, span.segment.start_offset, span.stop, check_crcs=False)
+        for batch in batches:
+            if start is None and batch.header.next_offset > span.start:
+                start = batch.position
+                if batch.header.base_offset < span.start and not is_first:
+                    raise self._corrupt(
+                        "two segments do not end and begin with the same batch", span.start
+                    )
+            if batch.header.next_offset > span.stop:
+                raise self._corrupt("a batch extends beyond the end of its epoch", span.stop)
+        self._check_whole(batches, span)
+        return (batches.position if start is None else start), batches.position
+
+    def _finish(self, file: BinaryIO, base: int, *, is_last: bool) -> None:
+        """Checks all batches of a segment, appends abort markers and the batch up to `resume_at`,
+        and writes the side files.
+        """
+        side_files = RebuiltSideFiles(base, _size(file), self._open)
+        batches = self._batches(file, base, None, check_crcs=True)
+        for batch in batches:
+            self._check_epoch(batch)
+            self._add_batch(batch, side_files)
+        if batches.position != _size(file):
+            raise self._corrupt(batches.problem, batches.next_offset)
+        self.end = max(self.end, batches.next_offset)
+        if is_last:
+            stop = batches.position
+            file.seek(stop)
+            file.write(self._appended(side_files.open_after, base))
+            file.flush()
+            for batch in self._batches(file, base, None, check_crcs=True, position=stop):
+                self._add_batch(batch, side_files)
+                self.end = batch.header.next_offset
+            if side_files.open_after:
+                first = min(side_files.open_after.values())
+                raise self._corrupt("a transaction without a known end is not in the plan", first)
+        self._open = dict(side_files.open_after)
+        file.flush()
+        os.fsync(file.fileno())
+        name = f"{base:020d}.log"
+        self.files[name] = _size(file)
+        self._download_file.replace(self._folder / (name + TEMPORARY))
+        self._add(f"{base:020d}.index", side_files.offset_index())
+        self._add(f"{base:020d}.timeindex", side_files.time_index())
+        if aborted := side_files.transaction_index():
+            self._add(f"{base:020d}.txnindex", aborted)
+
+    def _add_batch(self, batch: WholeBatch, side_files: RebuiltSideFiles) -> None:
+        side_files.add(batch)
+        self.max_producer_id = max(self.max_producer_id, batch.header.producer_id)
+        if batch.header.is_transactional:
+            self._epochs[batch.header.producer_id] = batch.header.producer_epoch
+
+    def _appended(self, open_transactions: Mapping[int, int], base: int) -> bytes:
+        """Returns abort markers of the open transactions, and a batch that spans the offsets up to
+        `resume_at`.
+        """
+        epoch = epoch_at(self._plan.surviving.lineage, self.end)
+        at, added = self.end, b""
+
+        def fill(stop: int) -> bytes:
+            if stop - base > _MAX_RELATIVE_OFFSET:
+                raise InvalidOptionError(
+                    f"{self._restore.name}: the next record would get offset {stop}, which is too"
+                    f" far above the last segment at {base}: use a lower offset in --resume-at"
+                )
+            return empty_batch(at, stop, epoch) if stop > at else b""
+
+        if self._undecided == ABORT and open_transactions:
+            # Markers get new offsets, so that no offset of the old cluster is assigned again.
+            added += fill(self._restore.stop)
+            at = max(at, self._restore.stop)
+            now = time.time_ns() // 1_000_000
+            for producer in sorted(open_transactions):
+                added += abort_marker(at, producer, self._epochs[producer], now, epoch)
+                at += 1
+        return added + fill(self._restore.resume_at)
+
+    def _check_epoch(self, batch: WholeBatch) -> None:
+        header = batch.header
+        last = max(header.base_offset, self._restore.log_start)
+        expected = epoch_at(self._plan.surviving.lineage, last)
+        if (
+            header.partition_leader_epoch != expected
+            and header.next_offset > self._restore.log_start
+        ):
+            raise self._corrupt(
+                f"a batch has leader epoch {header.partition_leader_epoch}, but the lineage of the"
+                f" tier has {expected}",
+                header.base_offset,
+            )
+
+    def _batches(
+        self,
+        file: BinaryIO,
+        base: int,
+        stop_offset: int | None,
+        *,
+        check_crcs: bool,
+        position: int = 0,
+    ) -> WholeBatches:
+        def read(start: int, stop: int) -> bytes:
+            return os.pread(file.fileno(), stop - start, start)
+
+        return WholeBatches(
+            read,
+            _size(file),
+            base,
+            position=position,
+            stop_offset=stop_offset,
+            check_crcs=check_crcs,
+        )
+
+    def _check_whole(self, batches: WholeBatches, span: SegmentRange) -> None:
+        if batches.problem:
+            raise self._corrupt(batches.problem, batches.next_offset).located(
+                position=batches.position, uri=span.segment.objects.log.key
+            )
+
+    def _corrupt(self, problem: str, offset: int) -> CorruptSegmentError:
+        return CorruptSegmentError(
+            f"{problem}. Run kts verify to find all faults of the topic",
+            topic=self._restore.topic,
+            partition=self._restore.partition,
+            offset=offset,
+        )
+
+    def _add(self, name: str, data: bytes) -> None:
+        write_synced(self._folder / (name + TEMPORARY), data)
+        self.files[name] = len(data)
+
+
+def _download(source: SegmentSource, span: SegmentRange, file: BinaryIO) -> None:
+    segment = span.segment
+    wanted = SegmentSpan(
+        *(segment.topic, segment.partition, segment.start_offset, segment.objects),
+        *(0, segment.objects.size_in_bytes),
+    )
+    if segment.objects.size_in_bytes:
+        for _, data in source.windows([wanted], read_ahead=_READ_AHEAD):
+            file.write(data)
+    file.flush()
+
+
+def _base_offset(file: BinaryIO, span: SegmentRange, start: int, stop: int) -> int:
+    """Returns the base offset of the restored segment, which has bytes [start, stop) of `file`."""
+    if start == 0:
+        return span.segment.start_offset
+    first = int.from_bytes(os.pread(file.fileno(), 8, start), "big")
+    return min(first, span.start) if start < stop else span.start
+
+
+def _keep(file: BinaryIO, start: int, stop: int) -> None:
+    """Drops all bytes outside [start, stop)."""
+    if start:
+        for position in range(start, stop, _COPY_BYTES):
+            data = os.pread(file.fileno(), min(_COPY_BYTES, stop - position), position)
+            os.pwrite(file.fileno(), data, position - start)
+    os.ftruncate(file.fileno(), stop - start)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+# A record of 16 bytes: length, attributes, timestamp delta, offset delta, key (version 0, type 0 =
+# ABORT), value (version 0, coordinator epoch 0), no headers. Lengths are zigzag varints.
+_ABORT_RECORD: Final = struct.pack(">5bhhbhib", 32, 0, 0, 0, 8, 0, 0, 12, 0, 0, 0)
+
+
+def abort_marker(
+    offset: int, producer_id: int, producer_epoch: int, timestamp_ms: int, leader_epoch: int
+) -> bytes:
+    """Returns the control batch that aborts a producer's open transaction."""
+    return _batch(
+        RecordBatchHeader(
+            base_offset=offset,
+            batch_length=MIN_BATCH_LENGTH + len(_ABORT_RECORD),
+            partition_leader_epoch=leader_epoch,
+            magic=MAGIC_2,
+            crc=0,
+            attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+            last_offset_delta=0,
+            base_timestamp=timestamp_ms,
+            max_timestamp=timestamp_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=-1,
+            record_count=1,
+        ),
+        _ABORT_RECORD,
+    )
+
+
+def empty_batch(start: int, stop: int, leader_epoch: int) -> bytes:
+    """Returns a batch without records that spans offsets [start, stop). The next record that a
+    broker appends gets offset `stop`.
+    """
+    return _batch(
+        RecordBatchHeader(
+            base_offset=start,
+            batch_length=MIN_BATCH_LENGTH,
+            partition_leader_epoch=leader_epoch,
+            magic=MAGIC_2,
+            crc=0,
+            attributes=0,
+            last_offset_delta=stop - start - 1,
+            base_timestamp=-1,
+            max_timestamp=-1,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            record_count=0,
+        ),
+        b"",
+    )
+
+
+def _batch(header: RecordBatchHeader, records: bytes) -> bytes:
+    covered = header.to_bytes()[CRC_START:HEADER_SIZE] + records
+    return replace(header, crc=crc32c(covered)).to_bytes() + records

@@ -43,7 +43,7 @@ def audit(
             its copy may still be running.
         store: Store of the tier; by default it is opened from the options.
         now_ms: Current time in ms since 1970, to compute ages; by default the time of the clock.
-        on_read: At level `bytes`, called after each read with the number of segment bytes read.
+        on_read: At level `bytes`, called with the number of segment bytes read since the last call.
         state: File that stores the results, created with mode 0600. The next audit with this file
             reads only new, changed or faulty segments. If an audit is killed, the next one
             continues where it ended.

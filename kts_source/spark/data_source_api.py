@@ -1,5 +1,5 @@
 """Imports Spark's Python data source API for all supported versions of Spark, and defines how data
-source classes are pickled.
+source classes are pickled and registered again.
 """
 
 from __future__ import annotations
@@ -7,10 +7,17 @@ from __future__ import annotations
 import abc
 import copyreg
 import sys
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import UnsupportedSparkError
 from kts_source.libraries import missing_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
 
 try:
     from pyspark.sql import types as types
@@ -64,13 +71,13 @@ __all__ = [
     "ReadAllAvailable",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
-    "Travels",
+    "UnpickledByLoad",
 ]
 
 
-class Travels(abc.ABCMeta):
-    """Metaclass of classes that Spark pickles. `load` unpickles these classes, so a worker without
-    this package raises an error that explains the problem.
+class UnpickledByLoad(abc.ABCMeta):
+    """Metaclass of classes that Spark pickles. `worker.load` unpickles these classes, so a worker
+    without this package raises an error that explains the problem.
     """
 
 
@@ -78,4 +85,27 @@ def _loaded(cls: type) -> tuple[Any, ...]:
     return load, (cls.__module__, cls.__qualname__)
 
 
-copyreg.pickle(Travels, _loaded)
+copyreg.pickle(UnpickledByLoad, _loaded)
+
+
+_MANAGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+
+
+@contextmanager
+def without_replacement_warning(spark: SparkSession) -> Iterator[None]:
+    """While the block runs, hides Spark's warning that a new data source replaces a registered one.
+    Does nothing if the session gives no access to its JVM.
+    """
+    try:
+        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001
+        configurator = log4j.core.config.Configurator
+        level = log4j.LogManager.getLogger(_MANAGER).getLevel()
+        if not level.isMoreSpecificThan(log4j.Level.ERROR):
+            configurator.setLevel(_MANAGER, log4j.Level.ERROR)
+    except Exception:  # noqa: BLE001  # a client of Spark Connect, or another logging library
+        yield
+        return
+    try:
+        yield
+    finally:
+        configurator.setLevel(_MANAGER, level)

@@ -17,10 +17,14 @@ from kts_source.options import (
     parse_any_options,
 )
 from kts_source.options.value_formats import column_types, further_columns
-from kts_source.spark.data_source_api import DataSource, Travels, types
+from kts_source.spark.data_source_api import (
+    DataSource,
+    UnpickledByLoad,
+    types,
+    without_replacement_warning,
+)
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
-from kts_source.spark.registration import replacing_quietly
-from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
+from kts_source.spark.worker import explained_imports, forget_archive_finders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, Sequence
@@ -60,8 +64,8 @@ def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -
 
 
 def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
-    """Returns the Spark type of each column that a table can have if keys and values are decoded by
-    `formats`.
+    """Returns the Spark type of each column that the data source supports, with keys and values
+    decoded by `formats`.
     """
     if not formats:
         return _TYPES
@@ -77,8 +81,8 @@ def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
 def typed_as(
     schema: types.StructType | pa.Schema, formats: Sequence[ColumnFormat]
 ) -> tuple[ColumnFormat, ...]:
-    """Returns `formats` unchanged, except JSON formats without option `key.schema` or
-    `value.schema`. These formats get the type of their column in the user's `schema`.
+    """Returns `formats`, with a type for each JSON format that lacks option `key.schema` or
+    `value.schema`: the type of the column in the user's `schema`.
 
     Raises:
         InvalidOptionError: The schema lacks a column that needs a type, or the column has a type to
@@ -119,8 +123,8 @@ def columns_of(
     """Returns the names of the columns in a user's schema, in the order of the schema.
 
     Raises:
-        InvalidOptionError: The schema has a column that the table does not have, a column with
-            another type than in the table, the same column twice, or a column that is not nullable.
+        InvalidOptionError: The schema has an unknown column, a column with a wrong type, a repeated
+            column, or a column that is not nullable.
     """
     if not isinstance(schema, types.StructType):
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -162,7 +166,7 @@ def columns_of(
     return tuple(columns)
 
 
-class TieredKafkaDataSource(DataSource, metaclass=Travels):
+class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
     """Reads Kafka topics from tiered storage. Closed segments are read directly from the objects in
     the store.
 
@@ -183,15 +187,15 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
     array<struct<key:string,value:binary>>`. To decode only some columns, select them by
     `.schema("offset bigint, value binary")` or option `columns`.
 
-    Each query is planned once, so retried tasks read the same offsets. Another query on the same
-    DataFrame is planned again, as in Spark's Kafka source.
+    Each query is planned once, so a retried task reads the offsets of the first attempt. A second
+    query on a DataFrame is planned again, as in Spark's Kafka source.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # Parse the options here, because Spark does not call schema() if the user sets a schema.
         self._scan_options = parse_any_options(dict(options))
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
 
     @classmethod
     def name(cls) -> str:
@@ -214,8 +218,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         StructType.
 
         Raises:
-            InvalidOptionError: The schema does not match the table, or an option is only for
-                streams.
+            InvalidOptionError: `columns_of` rejects the schema, or an option is only for streams.
         """
         check_for_batch(self._scan_options)
         options = self._options_for(schema)
@@ -229,7 +232,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         """Returns a stream reader for the columns of a schema.
 
         Raises:
-            InvalidOptionError: The schema does not match the table, or an option is only for batch
+            InvalidOptionError: `columns_of` rejects the schema, or an option is only for batch
                 queries.
         """
         check_for_stream(self._scan_options)
@@ -248,10 +251,10 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 def register(spark: SparkSession) -> None:
     """Registers the format `tiered-kafka` in a session. Does not fail if it is already registered.
 
-    Spark imports the module `pyspark_tiered_kafka` if it is installed, and registers the format
-    from it. Spark 4.0 then refuses to register the format again (`DATA_SOURCE_ALREADY_EXISTS`),
-    which this function ignores; later versions replace the registration and log a warning, which
-    this function hides. The new registration passes `spark.executorEnv.*` to Python.
+    Spark registers the format automatically if the module `pyspark_tiered_kafka` is installed.
+    Spark 4.0 then refuses a second registration (`DATA_SOURCE_ALREADY_EXISTS`); this function
+    ignores the error. Later versions replace the registration and log a warning; this function
+    hides the warning. Only the second registration passes `spark.executorEnv.*` to Python.
 
     Args:
         spark: The session. Other sessions of the same application are not changed.
@@ -263,7 +266,7 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    with replacing_quietly(spark):
+    with without_replacement_warning(spark):
         try:
             spark.dataSource.register(TieredKafkaDataSource)
         except AnalysisException as error:

@@ -5,11 +5,18 @@ So exports and audits run wherever Spark supports Python data sources: in classi
 Connect, and on clusters. The rows of topics do not pass through the JVM. The settings of the job
 include credentials, so they are passed in the pickled data source class. Options of the data source
 would be visible in query plans and the Spark UI.
+
+Spark returns only the text of a Python exception. So a task adds a note to its error: the class and
+the attributes as one line of JSON, without credentials, like the text of the error itself. Python
+prints notes after the message, so Spark transfers it with the traceback. The driver raises the
+error of the task with its own class.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,18 +24,19 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from kts_source import errors
+from kts_source.errors import TieredKafkaError
 from kts_source.spark.data_source_api import (
     DataSource,
     DataSourceReader,
     InputPartition,
-    Travels,
+    UnpickledByLoad,
+    without_replacement_warning,
 )
-from kts_source.spark.registration import replacing_quietly
-from kts_source.spark.task_errors import noted_errors, original_errors
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
-    forget_finders_of_sparks_archives,
+    forget_archive_finders,
     load,
 )
 
@@ -40,6 +48,57 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kts_source.export.progress import Progress
+
+
+_NOTE: Final = "tiered-kafka error: "
+_PATTERN: Final = re.compile(rf"^\s*{_NOTE}(\{{.*\}})\s*$", re.MULTILINE)
+
+
+@contextmanager
+def noted_errors() -> Iterator[None]:
+    """Adds the note for the driver to a `TieredKafkaError` that the block raises in a task."""
+    try:
+        yield
+    except TieredKafkaError as error:
+        kind = next(cls for cls in type(error).__mro__ if cls.__module__ == errors.__name__)
+        attributes = {
+            name: value
+            for name, value in vars(error).items()
+            if isinstance(value, str | int | tuple)
+        }
+        error.add_note(f"{_NOTE}{json.dumps({'class': kind.__name__, **attributes}, default=str)}")
+        raise
+
+
+@contextmanager
+def original_errors() -> Iterator[None]:
+    """Replaces an exception of Spark that the block raises by the error of the task.
+
+    Raises:
+        TieredKafkaError: A task raised this error. The exception of Spark is its cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        original = _original(str(error))
+        if original is None:
+            raise
+        raise original from error
+
+
+def _original(text: str) -> TieredKafkaError | None:
+    notes = _PATTERN.findall(text)
+    if not notes:
+        return None
+    # The message may contain texts of a tier, but without line breaks, so they are no note.
+    attributes = json.loads(notes[-1])
+    kind = getattr(errors, attributes.pop("class"), TieredKafkaError)
+    original: TieredKafkaError = kind(attributes["message"])
+    vars(original).update(
+        {name: tuple(v) if isinstance(v, list) else v for name, v in attributes.items()}
+    )
+    return original
+
 
 SCHEMA = "task int, report string"
 _POLL_SECONDS: Final = 0.5
@@ -84,7 +143,7 @@ def run_tasks(
     Raises:
         TieredKafkaError: A task failed with this error.
     """
-    with replacing_quietly(spark):
+    with without_replacement_warning(spark):
         spark.dataSource.register(export_data_source(tag, tasks, job))
     is_tagged = _add_tag(spark, tag)
     try:
@@ -99,7 +158,7 @@ def run_tasks(
             spark.removeTag(tag)
         # The session keeps the registered class, so replace it by a class without tasks and
         # credentials.
-        with replacing_quietly(spark):
+        with without_replacement_warning(spark):
             spark.dataSource.register(export_data_source(tag, (), None))
     for row in rows:
         yield row["report"]
@@ -158,7 +217,7 @@ def _completed_tasks(context: SparkContext, group: str) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-class ExportReader(DataSourceReader, metaclass=Travels):
+class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
     """A reader whose partitions are tasks. Reading a partition runs its task.
 
     Spark pickles the reader for every task, so the pickle contains only `job`, not the list of
@@ -174,7 +233,7 @@ class ExportReader(DataSourceReader, metaclass=Travels):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Returns one partition for each task. Partitions contain no credentials and no keys."""
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
         return [InputPartition(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

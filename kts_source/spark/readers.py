@@ -23,13 +23,13 @@ from kts_source.spark.data_source_api import (
     ReadAllAvailable,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
-    Travels,
+    UnpickledByLoad,
 )
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
-    forget_finders_of_sparks_archives,
-    garbage_left_alone,
+    forget_archive_finders,
+    garbage_collection_paused,
 )
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
 from kts_source.texts import some
@@ -54,15 +54,15 @@ _LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def task_rows(
     partition: InputPartition | None, options: ScanOptions, scan: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the task that `partition` contains. `scan` is the id of the scan, for the
-    metrics of the task.
+    """Yields the rows of the task that `partition` contains. Metrics of the task contain the scan
+    id `scan`.
     """
     task = None if partition is None else partition.value
     if task is None:
         return
     let_spark_collect_log_lines()
     try:
-        with explained_imports(), garbage_left_alone():
+        with explained_imports(), garbage_collection_paused():
             from kts_source.read.read_task import run_task
 
             rows = run_task(task, options, _task_place(scan))
@@ -91,8 +91,8 @@ def log_to_driver() -> None:
     """Writes log lines of level INFO to stderr, if this is a Spark process that plans queries and
     no log handler is configured in it.
 
-    Spark appends the stderr of such a process to the log of the driver. Without a handler, Python
-    drops lines below level WARNING, and writes the others without time and level.
+    Spark appends the stderr of planning processes to the log of the driver. Without a handler,
+    Python drops lines below level WARNING, and writes all other lines without time and level.
     """
     ours = logging.getLogger("kts_source")
     if ours.hasHandlers() or not _is_planner():
@@ -130,12 +130,12 @@ def _offsets(plan: ScanPlan) -> str:
     )
 
 
-class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
+class TieredKafkaBatchReader(DataSourceReader, metaclass=UnpickledByLoad):
     """Reads the table that one `load()` returned.
 
     Spark pickles the reader before it calls `partitions()`, so the partitions contain all results
-    of planning. The reader does not implement `pushFilters`. If it did, Spark 4 would return wrong
-    rows for a query that scans the same `load()` twice.
+    of planning. The reader does not implement `pushFilters`, because Spark 4 would then return
+    wrong rows for a query that scans one `load()` twice.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -163,7 +163,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
             plan.nominal_bytes,
             _offsets(plan),
         )
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -172,7 +172,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
 
 
 class TieredKafkaStreamReader(
-    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=Travels
+    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=UnpickledByLoad
 ):
     """Reads the stream that one `load()` returned.
 
@@ -212,11 +212,11 @@ class TieredKafkaStreamReader(
         return start if end is position else position_to_json(end)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
-        """Returns a limit for `latestOffset`. The class of the limit shows whether the options
-        limit a batch: `ReadMaxRows` if they do, otherwise `ReadAllAvailable`.
+        """Returns a limit for `latestOffset`: a `ReadMaxRows` if the options limit a batch,
+        otherwise `ReadAllAvailable`.
 
-        The number of rows in the limit is not used, because the options may contain several limits,
-        and Spark has no class for such a combination.
+        Only the class of the limit is used, not its number of rows, because the options may contain
+        several limits and Spark has no class for a combination.
         """
         stream = self._options.stream
         limits = (stream.max_offsets, stream.max_bytes, stream.max_segments, stream.min_offsets)
@@ -242,15 +242,15 @@ class TieredKafkaStreamReader(
         self._stream.fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Returns the tasks that read the batch between two positions. For the same positions, they
-        always read the same rows.
+        """Returns the tasks that read the batch between two positions. The tasks for two given
+        positions always read the same rows.
 
         Raises:
             TieredKafkaError: Some of the rows can no longer be read.
         """
         self._last_end = end
         plan = self._stream.plan(position_from_json(start), position_from_json(end))
-        forget_finders_of_sparks_archives()
+        forget_archive_finders()
         if plan is None:
             return []
         offsets = sum(partition.stop - partition.start for partition in plan.partitions)

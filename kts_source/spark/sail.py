@@ -1,12 +1,12 @@
-"""Defines readers for Sail, which runs all tasks in threads of its own process, and pushes filters
-down.
+"""Defines readers for Sail, an engine that runs all tasks in threads of its own process, and passes
+filters to the readers.
 
 Sail receives the batches of a task through a channel for 16 batches, and holds the GIL while the
 channel is full. The consumer of the channel may need the GIL to continue, for example to run a
 Python function. So a full channel can cause a deadlock. To avoid this, tasks are small and return
-at most `MAX_BATCHES` batches, so a task never fills its channel. `_turns` limits how many tasks
-decode at a time. Waiting for it cannot cause a deadlock, because a task that decodes never waits
-for Sail.
+at most `MAX_BATCHES` batches, so a task never fills its channel. The semaphore `_turns` limits how
+many tasks decode concurrently. Waiting for the semaphore cannot cause a deadlock, because its
+holder never waits for Sail.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from kts_source.spark.data_source_api import InputPartition
 
 TESTED_VERSIONS: Final = frozenset({"0.7.2"})
-"""Versions of pysail with correct conditions. 0.7.2 passes wrong text conditions, so untested
-versions are not trusted.
+"""Versions of pysail whose filters on the supported columns are correct. Filters of other versions
+are ignored, because even 0.7.2 passes wrong filters on text columns.
 """
 MAX_BATCHES: Final = 15
 """Maximum batches of a task. Sail's channel has room for one more item, which signals the task's
@@ -63,7 +63,9 @@ _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 into several batches.
 """
 _turns: Final = threading.BoundedSemaphore(os.cpu_count() or 1)
-"""Limits how many tasks decode at a time. More concurrent tasks would only use memory."""
+"""Limits how many tasks decode at a time. More tasks would need more memory without being
+faster.
+"""
 _COLUMNS: Final = ("offset", PARTITION, "timestamp")
 _OPS: Final = {
     "EqualTo": Op.EQ,
@@ -161,8 +163,8 @@ def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     as one batch.
 
     Raises:
-        InvalidOptionError: The other rows do not fit into one batch. More batches might fill the
-            channel, and the query would never end.
+        InvalidOptionError: The remaining rows do not fit into one batch. More batches might fill
+            the channel, and the query would never end.
     """
     import pyarrow as pa
 

@@ -5,10 +5,10 @@ Workers run the interpreter that `PYSPARK_PYTHON` names, by default `python3`. I
 not installed there, unpickling its classes would raise a `ModuleNotFoundError` that does not name
 the interpreter.
 
-Between tasks, a worker collects garbage, and may read the directories of import archives. The more
-modules it has imported, the longer this takes. The functions here avoid this work. They depend on
-internals of Spark's workers. They only have an effect in workers that the daemon of Spark 4 has
-started, and not with `KTS_TUNING=off` (`docs/tuning.md`).
+Between tasks, a worker collects garbage, and may read the directories of import archives. Both take
+longer after more modules were imported. The functions of this module avoid this work, using
+internals of Spark's workers. They have an effect only in workers that the daemon of Spark 4 has
+started. `KTS_TUNING=off` (`docs/tuning.md`) disables them.
 """
 
 from __future__ import annotations
@@ -75,11 +75,10 @@ _modules_frozen = 0
 
 
 @contextlib.contextmanager
-def garbage_left_alone() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """Disables garbage collection while a worker imports modules and reads its first rows.
-
-    Afterwards it freezes the imported objects, because collecting garbage among them took a fifth
-    of the time of a query.
+    Afterwards freezes the imported objects: collecting garbage among them took a fifth of the time
+    of a query.
     """
     if _modules_frozen or not gc.isenabled() or not _collects_between_tasks():
         yield
@@ -93,8 +92,8 @@ def garbage_left_alone() -> Iterator[None]:
 
 
 def end_task() -> None:
-    """Freezes the objects of imported modules at the end of a task, because Spark collects garbage
-    after every task, and skips frozen objects.
+    """Freezes the objects of imported modules at the end of a task. Spark collects garbage after
+    every task, and garbage collection skips frozen objects.
     """
     global _modules_frozen
     if _collects_between_tasks() and len(sys.modules) != _modules_frozen:
@@ -103,7 +102,7 @@ def end_task() -> None:
         gc.collect()
         gc.freeze()
         _modules_frozen = len(sys.modules)
-    forget_finders_of_sparks_archives()
+    forget_archive_finders()
 
 
 def _collects_between_tasks() -> bool:
@@ -115,18 +114,18 @@ def _collects_between_tasks() -> bool:
     return forked and pyspark.__version__.startswith("4.") and is_on()
 
 
-def forget_finders_of_sparks_archives() -> None:
+def forget_archive_finders() -> None:
     """Removes the import finders of Spark's archives in Python workers. Call it also in workers
     that plan.
 
-    Spark 4.0 invalidates import caches before every task. Up to Python 3.12, the finders of Spark's
-    archives on the Python path (one finder for each package in `pyspark.zip`) then read the
-    directory of their archive again. This takes longer than many tasks. The next import from an
-    archive creates a new finder, which uses the directory that `zipimport` has cached.
+    Before every task, Spark 4.0 invalidates import caches. Up to Python 3.12, every finder of an
+    archive on the Python path (one for each package in `pyspark.zip`) then reads the archive's
+    directory again, which takes longer than many tasks. The next import from an archive creates a
+    new finder, which uses the directory that `zipimport` has cached.
     """
     import pyspark
 
-    if not is_on() or not _reads_archives_anew(pyspark.__version__, sys.version_info[:2]):
+    if not is_on() or not _rereads_archives(pyspark.__version__, sys.version_info[:2]):
         return
     archive = getattr(pyspark.__loader__, "archive", None)
     if archive is None:
@@ -137,5 +136,5 @@ def forget_finders_of_sparks_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _reads_archives_anew(spark: str, python: tuple[int, ...]) -> bool:
+def _rereads_archives(spark: str, python: tuple[int, ...]) -> bool:
     return spark.startswith("4.0.") and python < (3, 13)

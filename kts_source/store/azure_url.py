@@ -29,12 +29,8 @@ def names_account(url: str) -> bool:
 
 
 def filesystem_arguments(url: str, storage: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the arguments of the fsspec file system for a URL: those in `storageOptions`, and the
-    storage account that an Azure URL names.
-
-    Args:
-        url: URL of the store.
-        storage: The revealed storage options.
+    """Returns the arguments of the fsspec file system for a URL: the arguments in `storageOptions`,
+    and the storage account that an Azure URL names.
 
     Raises:
         InvalidOptionError: `storageOptions` is not a JSON object, or names another account than the

@@ -39,8 +39,8 @@ _reset_in_children: WeakSet[Any] = WeakSet()
 
 
 def reset_after_fork(owner: Any) -> None:  # noqa: ANN401  # anything with a method `reset`
-    """Registers an object: `owner.reset()` is called in every child process after a fork. `reset`
-    must replace locks, because the threads that hold them do not exist in the child.
+    """Makes every forked child process call `owner.reset()`. The method must replace locks, because
+    the threads that hold them do not exist in the child.
     """
     _reset_in_children.add(owner)
 
@@ -83,8 +83,8 @@ class ClientStore(ABC):
 
     @property
     def counters(self) -> StoreCounters:
-        """See `ObjectStore.counters`. Requests that the client library sends automatically are not
-        counted.
+        """See `ObjectStore.counters`. Excludes requests that the client library sends
+        automatically.
         """
         return self._tally.snapshot
 
@@ -131,10 +131,10 @@ class ClientStore(ABC):
 
     @abstractmethod
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
-        """Returns an HTTP status and a text without secrets for an error of the client library.
+        """Returns the HTTP status and a text without secrets for an error of the client library.
 
-        The status is 503 if a retry may succeed, and 0 if the error has no HTTP status. If no
-        status describes the failure, the method raises an error itself.
+        The status is 503 if a retry may succeed, and 0 if the error has no HTTP status. Raises an
+        error if no status describes the failure.
         """
 
     def _check_key(self, key: str) -> None:
@@ -148,8 +148,8 @@ class ClientStore(ABC):
         listing: bool = False,
         wanted: str = "the object",
     ) -> T:
-        """Calls `attempt`, and retries it as the retry policy allows. Counts each call, and returns
-        the result of the successful call. `wanted` describes the request in errors.
+        """Calls `attempt`, and retries it as the retry policy allows. Counts each call. Returns the
+        result of the successful call. `wanted` describes the request in errors.
         """
         uri = self.uri(key)
 
@@ -177,7 +177,7 @@ class AsyncClient:
     """Runs coroutines of an fsspec file system on fsspec's event loop, from any thread.
 
     `connect` opens the file system once per process, when it is first used. A forked or unpickled
-    `AsyncClient` opens its own, because connections and event loops cannot be inherited.
+    `AsyncClient` opens a new file system, because connections and event loops cannot be inherited.
     """
 
     def __init__(self, connect: Callable[[], Any], policy: RetryPolicy, tally: Tally) -> None:
@@ -189,7 +189,7 @@ class AsyncClient:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Makes a forked process open its own file system instead of using its parent's."""
+        """Makes a forked process open a new file system instead of using its parent's."""
         self._lock = threading.Lock()
         # Keep a reference to the parent's file system: its finalizer would wait for an event loop
         # that does not run in this process.
@@ -207,8 +207,8 @@ class AsyncClient:
         """Runs the coroutine `call(filesystem)` on the file system's event loop and returns its
         result.
 
-        If `hedge` is true and the retry policy allows it, a second request is sent when the
-        response to the first one is late.
+        With `hedge`, if the retry policy allows it, sends a second request when the response to the
+        first is late.
 
         Raises:
             TransientError: The deadline passed.
@@ -249,17 +249,15 @@ class AsyncClient:
             raise TransientError(f"timeout: {scrub(str(error)) or type(error).__name__}") from None
 
     def drop(self, filesystem: Any) -> None:  # noqa: ANN401
-        """Makes the next call of `run` open a new file system. Does nothing if `filesystem` was
-        already replaced.
-
-        Requests that are still running continue to use `filesystem`.
+        """Makes the next call of `run` open a new file system; running requests continue to use
+        `filesystem`. Does nothing if `filesystem` was already replaced.
         """
         with self._lock:
             if self._filesystem is filesystem:
                 self._filesystem = None
 
     def close(self, disconnect: Callable[[Any], Coroutine[Any, Any, object]] | None = None) -> None:
-        """Drops the file system, and closes its connections with `disconnect` if it is given."""
+        """Drops the file system, and closes its connections with `disconnect` if it is set."""
         with self._lock:
             filesystem, self._filesystem = self._filesystem, None
         if filesystem is not None and disconnect is not None:

@@ -1,9 +1,9 @@
 """Store for those file systems of fsspec that have no store class of their own: memory, HDFS, SFTP,
 HTTP and more.
 
-fsspec cannot read an object on the condition that it has a certain version. So if a read requires a
-version, the object is looked up *after* its bytes were read. If it still has the required version,
-the bytes belong to that version. This costs one small request per read.
+fsspec cannot require the version of an object in a read. So if a read requires a version, the store
+looks up the object *after* it has read the bytes. If the object still has the required version, the
+bytes belong to this version. This costs one small request per read.
 """
 
 from __future__ import annotations
@@ -89,8 +89,6 @@ class FsspecStore(ClientStore):
         """See `ObjectStore.close`."""
         self._client.close()
 
-    # -- listing
-
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
         return sorted(f"{key}/" for key, info in self._entries(prefix) if info is None)
@@ -99,7 +97,7 @@ class FsspecStore(ClientStore):
         """See `ObjectStore.list_objects`. Sends one request per folder.
 
         The methods `find` and `walk` of fsspec are not used, because they silently skip folders
-        that they fail to list.
+        that cannot be listed.
         """
         waiting = self._entries(prefix)
         while waiting:
@@ -110,9 +108,8 @@ class FsspecStore(ClientStore):
                 yield info
 
     def _entries(self, prefix: str) -> list[tuple[str, ObjectInfo | None]]:
-        """Lists the keys of one folder that start with the prefix, in descending order.
-
-        A key is paired with its `ObjectInfo`, or with `None` if it is a folder.
+        """Lists the keys of one folder that start with the prefix, in descending order. Returns
+        pairs of a key and its `ObjectInfo`, or `None` if the key is a folder.
         """
         self._check_key(prefix)
         folder = prefix.rpartition("/")[0]
@@ -148,10 +145,8 @@ class FsspecStore(ClientStore):
             return []
 
     def _is_listed(self, folder: str) -> bool:
-        """Returns whether the listing of the parent folder contains a folder.
-
-        This check is needed because some file systems report a folder as missing if the user may
-        not list it.
+        """Returns whether the listing of the parent folder contains a folder. Needed because some
+        file systems report a folder as missing if the user may not list it.
         """
         self._tally.add(list_requests=1)
         return any(
@@ -167,8 +162,6 @@ class FsspecStore(ClientStore):
         root = self._root.strip("/")
         name = name.strip("/")
         return name[len(root) :].lstrip("/") if not root or name.startswith(root) else name
-
-    # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
         import fsspec
@@ -292,8 +285,8 @@ def _first_value(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:  # no
 
 
 def _seconds(value: object) -> float | None:
-    """Converts a number, a `datetime` or an ISO text to seconds since the epoch. Returns `None` for
-    any other value.
+    """Converts a number, a `datetime` or an ISO text to seconds since the epoch; returns `None` for
+    other values.
     """
     if isinstance(value, str):
         try:

@@ -113,14 +113,14 @@ class HttpClient:
         *,
         seconds: float,
     ) -> T:
-        """Sends one GET request and returns the result of `read`, also if the status is an error.
-
-        Redirects are not followed.
+        """Sends one GET request and returns the result of `read`, even for an error status. Follows
+        no redirects.
 
         Args:
             target: Path and query, percent-encoded.
             headers: Headers of the request. `Accept-Encoding: identity` is added to them.
-            read: Reads the response. If it does not read the whole body, the connection is closed.
+            read: Reads the response. If `read` does not read the whole body, the connection is
+                closed.
             seconds: Maximum time for the request and `read` together.
 
         Raises:
@@ -168,8 +168,8 @@ class HttpClient:
 
 
 def _parse_proxy(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Splits the URL of a proxy. Returns three values: the URL without user and password, the
-    headers that authenticate the user, and the secret texts in these headers.
+    """Splits the URL of a proxy. Returns the URL without user and password, the headers that
+    authenticate the user, and the secret texts in these headers.
     """
     url_parts = urllib.parse.urlsplit(url)
     if url_parts.scheme != "http" or not url_parts.hostname:
@@ -195,8 +195,8 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 def _cause(error: Exception) -> Exception:
-    """Returns the standard library's error that an error of urllib3 wraps. Returns an
-    `HTTPException` if it wraps none.
+    """Returns the standard library's error that an error of urllib3 wraps; an `HTTPException` if it
+    wraps none.
     """
     while isinstance(error, urllib3.exceptions.HTTPError):
         inner = [each for each in (error.__cause__, *error.args) if isinstance(each, Exception)]
@@ -254,7 +254,7 @@ class _Attempt:
             self._sock = sock
 
     def release(self) -> bool:
-        """Keeps the socket open for the next request. Returns False if the request was
+        """Keeps the socket open for the next request. Returns False if this request was
         cancelled.
         """
         with self._lock:
@@ -410,8 +410,8 @@ class _RawStream(io.RawIOBase):
                 raise TimeoutError(f"the server was silent for {seconds:.3g} s")
 
     def _decrypt(self, view: Any) -> int:  # noqa: ANN401
-        """Decrypts all TLS records that have arrived, and writes the bytes to `view`. Returns the
-        number of bytes. Raises `SSLWantReadError` if no complete record has arrived.
+        """Decrypts all complete TLS records that have arrived, writes the bytes to `view`, and
+        returns their number. Raises `SSLWantReadError` if no complete record has arrived.
         """
         sock: Any = self._sock
         size, target = 0, memoryview(view)[:_MAX_DECRYPTED_BYTES]

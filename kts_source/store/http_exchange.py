@@ -1,10 +1,10 @@
 """Checks the status, byte range and length of HTTP responses before their bytes are used.
 
-gcsfs, adlfs and fsspec's HTTP file system accept any successful response, follow any continuation
-token of a listing, and repeat some requests automatically. Hooks inside these libraries record the
-responses of a call in an `Exchange`, so that reads can check the ranges of the responses. The hooks
-also reject repeated requests: a listing page that is requested twice because the tokens form a
-cycle, and retries by the library.
+gcsfs, adlfs and fsspec's HTTP file system do not check responses, follow any continuation token of
+a listing, and repeat some requests automatically. Hooks in these libraries record the responses of
+a call in an `Exchange`, so that reads can check their ranges. The hooks also reject repeated
+requests: retries by the library, and a second request of a listing page because the tokens form a
+cycle.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def error_of_status(
 ) -> StoreError | TransientError:
     """Returns the error for an HTTP status. Status 0 means that no response was received.
 
-    `text` describes the failure without credentials. `wanted` describes the requested range and
-    version.
+    `text` describes the failure without credentials, and `wanted` the requested range and version.
     """
     match status:
         case 404:
@@ -76,7 +75,8 @@ def require_range(
     *,
     uri: str,
 ) -> None:
-    """Checks the headers of a response: its body must be bytes [start, stop) of the object.
+    """Checks with the headers of a response that the body has exactly bytes [start, stop) of the
+    object.
 
     Raises:
         TruncatedObjectError: The object ends before `stop`.
@@ -109,8 +109,8 @@ def require_range(
 
 
 def _parse_range(content_range: str) -> tuple[int, int, int | None]:
-    """Parses a `Content-Range`. Returns three values: the first byte, the last byte (inclusive),
-    and the object's size. The size is `None` if the header has `*` instead.
+    """Returns the first byte, the last byte (inclusive) and the object's size in a `Content-Range`.
+    The size is `None` if the header has `*` instead.
     """
     match = _CONTENT_RANGE.fullmatch(content_range.strip())
     if match is None:
@@ -150,7 +150,7 @@ async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str)
     """Returns bytes [start, stop) of an object from a successful response. Raises the errors of
     `require_range` if the response has other bytes.
 
-    The aiohttp session must not decompress responses, see `AS_STORED`.
+    The aiohttp session must not decompress responses (see `AS_STORED`).
     """
     content_range = join_header(answer.headers.getall("Content-Range", ()))
     require_range(answer.status, content_range, answer.content_length, start, stop, uri=uri)
@@ -179,9 +179,7 @@ class Exchange:
     _requests: set[str] = field(default_factory=set)
 
     def start(self) -> None:
-        """Starts recording the requests of the current asyncio task and of the tasks that this task
-        starts.
-        """
+        """Starts recording the requests of the current asyncio task and of its child tasks."""
         _current.set(self)
 
     def check_request(self, url: str, query: Iterable[str], byte_range: str | None) -> None:
@@ -252,8 +250,8 @@ def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _AzureWatch:
-    """Policy for a pipeline of Azure's SDK. It checks each request and records each response in the
-    current `Exchange`. It is not a subclass of the SDK's policy class, so Azure's library need not
+    """Policy in a pipeline of Azure's SDK: checks each request, and records each response in the
+    current `Exchange`. Not a subclass of the SDK's policy class, so that Azure's library need not
     be imported.
     """
 

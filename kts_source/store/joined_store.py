@@ -37,12 +37,12 @@ _DOWN: Final = (StoreUnavailableError, AccessDeniedError, StoreNotFoundError)
 _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
 
 
-def beside(number: int) -> str:
+def additional_store_prefix(number: int) -> str:
     """Returns the prefix of all keys in the additional store number `number`."""
     return f"{_BESIDE}{number}/"
 
 
-def is_beside(key: str) -> bool:
+def is_in_additional_store(key: str) -> bool:
     """Returns whether a key belongs to an additional store instead of the main store."""
     return key.startswith(_BESIDE)
 
@@ -51,12 +51,12 @@ def is_beside(key: str) -> bool:
 class JoinedStore:
     """A main store, and additional stores whose keys begin with `tailPath:/<number>/`.
 
-    Plans, tasks and plan files contain only keys and versions. The prefix lets them refer to
-    objects of every store.
+    Plans and tasks refer to objects by key and version. Because of the prefix, keys of different
+    stores differ.
 
     Args:
         first: The main store. Its keys get no prefix, and never start with `tailPath:/`.
-        others: The additional stores; their index is the number in the prefix.
+        others: The additional stores. The prefix of a store contains its index.
     """
 
     first: ObjectStore
@@ -65,7 +65,7 @@ class JoinedStore:
     @property
     def pinning(self) -> str:
         """See `ObjectStore.pinning`."""
-        return "; beside it ".join(dict.fromkeys(store.pinning for store in self._all))
+        return "; additional paths: ".join(dict.fromkeys(store.pinning for store in self._all))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class JoinedStore:
 
     @property
     def is_near(self) -> bool:
-        """True if `is_near` is true for all stores."""
+        """See `ObjectStore.is_near`. True if it is true for all stores."""
         return all(store.is_near for store in self._all)
 
     @property
@@ -125,10 +125,10 @@ class JoinedStore:
         return (self.first, *self.others)
 
     def _locate(self, key: str) -> tuple[ObjectStore, str, str]:
-        """Returns three values: the store that contains a key, the key inside that store, and the
-        removed prefix `tailPath:/<number>/` (empty for the main store).
+        """Returns the store that contains a key, the key inside that store, and the removed prefix
+        `tailPath:/<number>/` (empty for the main store).
         """
-        if not is_beside(key):
+        if not is_in_additional_store(key):
             return self.first, key, ""
         number, _, own_key = key.removeprefix(_BESIDE).partition("/")
         if not (number.isascii() and number.isdigit() and int(number) < len(self.others)):
@@ -137,7 +137,7 @@ class JoinedStore:
                 f" {len(self.others)} paths",
                 uri=key,
             )
-        return self.others[int(number)], own_key, beside(int(number))
+        return self.others[int(number)], own_key, additional_store_prefix(int(number))
 
 
 class FallbackStore:
@@ -149,7 +149,7 @@ class FallbackStore:
     A read first uses the store that the version names. If this store does not respond after all
     retries, denies access, or lacks the bucket or object, the read uses the other store. There, the
     object must have the size that the version states. The first read from the other store records
-    the object's version in it, and later reads require that version.
+    the object's version there, and later reads require this recorded version.
 
     Objects with the same key and size have the same bytes, because segment objects are written once
     and their keys contain a random id. The checksums of the records confirm it.
@@ -176,8 +176,8 @@ class FallbackStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """Sum of the counters of both stores, with the number of reads and listings that the mirror
-        has answered.
+        """Sum of the counters of both stores. Also counts the reads and listings that the mirror
+        answered.
         """
         first, mirror = self._stores
         return first.counters + mirror.counters + self._tally.snapshot
@@ -229,12 +229,11 @@ class FallbackStore:
         return self._try_both(home, read)
 
     def _version(self, number: int, key: str, size: int | None) -> str | None:
-        """Returns the version that an object must have in store `number`, for reads from this
-        store.
+        """Returns the version that reads from store `number` must require, if the plan contains
+        only the version in the other store. Returns `None` if `size` is `None`.
 
-        This method is used if the plan contains only the version in the other store. The first call
-        for an object looks up its version in store `number`. Each call checks that the object has
-        `size` bytes. Returns `None` if `size` is `None`.
+        The first call for an object looks up its version in store `number`. Each call checks that
+        the object has `size` bytes.
         """
         if size is None:
             return None
@@ -337,8 +336,8 @@ def _add_store(number: int, info: ObjectInfo) -> ObjectInfo:
 
 
 def _parse_version(version: str | None) -> tuple[int, int | None, str | None]:
-    """Splits a version of `FallbackStore`. Returns three values: the store number, the object's
-    size, and the version in that store. Size and version are `None` if they are unknown.
+    """Splits a version of `FallbackStore` into the store number, the object's size, and the version
+    in that store. Size and version are `None` if they are unknown.
     """
     if version is None:
         return 0, None, None

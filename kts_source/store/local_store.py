@@ -133,8 +133,8 @@ class LocalStore:
     def _objects(
         self, prefix: str, after: str | None, parents: tuple[tuple[int, int], ...]
     ) -> Iterator[ObjectInfo]:
-        """Lists the objects with a prefix. `parents` are the device and inode numbers of the
-        folders above the prefix.
+        """Lists the objects with a prefix. `parents` has the device and inode number of each folder
+        above the prefix, to detect cycles of links.
         """
         folder = prefix[: prefix.rfind("/") + 1]
         children: list[tuple[str, ObjectInfo | None]] = []
@@ -183,8 +183,8 @@ class LocalStore:
 
     @contextmanager
     def _scan(self, folder: str) -> Iterator[tuple[tuple[int, int], list[os.DirEntry[str]]]]:
-        """Opens a folder and yields two values: its device and inode numbers, and the list of its
-        entries. If the folder does not exist, yields `(-1, -1)` and an empty list.
+        """Opens a folder and yields its device and inode number, and the list of its entries. For a
+        missing folder, yields `(-1, -1)` and an empty list.
         """
         self._tally.add(list_requests=1)
         try:
@@ -253,10 +253,10 @@ class LocalStore:
 
     def _open(self, key: str, use: Callable[[str, int], T]) -> T:
         """Opens the folder that contains the file of a key. Calls `use` with the name of the file
-        and the descriptor of the folder, and returns the result of `use`.
+        and the descriptor of the folder, and returns the result.
 
-        `use` must not follow symbolic links. If the file is a link, `use` must raise an `OSError`
-        with one of the numbers in `_LINK_ERRORS`.
+        `use` must not follow symbolic links: for a link, it must raise an `OSError` with one of the
+        numbers in `_LINK_ERRORS`.
         """
         names = [name for name in key.split("/") if name]
         try:
@@ -270,8 +270,8 @@ class LocalStore:
         raise StoreError("a symbolic link leads back to itself", uri=self.uri(key))
 
     def _target(self, names: list[str], key: str) -> list[str]:
-        """Returns the path of a symbolic link's target, relative to the root, as a list of names.
-        `names` is the path of the link. Does not open the target.
+        """Returns the path of the target of the symbolic link at path `names`, as a list of names
+        relative to the root. Does not open the target.
         """
         root = os.path.realpath(self._root)
         target = Path(os.path.realpath(os.path.join(root, *names)))  # noqa: PTH118  # no resolving
@@ -310,7 +310,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 class _LinkError(Exception):
-    """The path contains a symbolic link. `depth` is the number of path components up to and
+    """The path contains a symbolic link; `depth` is the number of path components up to and
     including the link.
     """
 
@@ -321,7 +321,7 @@ class _LinkError(Exception):
 
 def _open_below(root: Path, names: list[str], use: Callable[[str, int], T]) -> T:
     """Opens the folders `names[:-1]` one below the other, starting at `root`. Calls `use` with the
-    last name and the descriptor of the last opened folder, and returns its result.
+    last name and the descriptor of the last folder, and returns the result.
 
     Raises `_LinkError` if one of the names is a symbolic link.
     """

@@ -84,7 +84,7 @@ class Tally:
         self._total = StoreCounters()
 
     def add(self, **work: int) -> None:
-        """Adds the value of each argument to the counter with the argument's name, an attribute of
+        """Adds each argument to the counter with its name, which is an attribute of
         `StoreCounters`.
         """
         more = StoreCounters(**work)
@@ -115,9 +115,8 @@ class ObjectStore(Protocol):
 
     @property
     def is_near(self) -> bool:
-        """True if the objects are on this machine: a read only copies bytes.
-
-        Reading ahead in threads and caching would not make such reads faster.
+        """True if the objects are on this machine. Reading ahead in threads and caching would then
+        not make reads faster.
         """
         ...
 
@@ -197,12 +196,8 @@ class ObjectStore(Protocol):
 
 
 def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
-    """Checks that a key or prefix cannot be resolved to a path outside the root.
-
-    Args:
-        key: Key or prefix.
-        uri: URI of the root, for the error.
-        absolute: True if keys may start with a slash, as in S3.
+    """Checks that a key or prefix cannot be resolved to a path outside the root. `uri` is the URI
+    of the root, for the error. `absolute` allows a leading slash, as in S3.
 
     Raises:
         InvalidKeyError: The key is absolute, or has a `.` or `..` segment or a zero byte.
@@ -222,8 +217,8 @@ def check_range(start: int, stop: int) -> None:
 
 
 def check_version(version: str | None, planned: str | None, *, uri: str) -> None:
-    """Raises `ObjectChangedError` if `version` differs from `planned`. If `planned` is None, every
-    version is accepted.
+    """Raises `ObjectChangedError` if `version` differs from `planned`. Accepts every version if
+    `planned` is None.
     """
     if planned is not None and version != planned:
         raise ObjectChangedError(

@@ -1,9 +1,9 @@
 """Stores for Azure and Google. fsspec lists and looks up objects; obstore reads byte ranges.
 
 obstore uses half as much CPU as adlfs and gcsfs. Its requests name the version of the object, so a
-read sends one request instead of two (see `fsspec_store`). obstore also reads options from
-environment variables, unless they are set in its settings. So the settings set all these options.
-Objects whose keys obstore would change are read through fsspec.
+read sends one request instead of two (see `fsspec_store`). obstore reads options that are not set
+from environment variables. So the settings here set all of them. Objects whose keys obstore would
+change are read through fsspec.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|Connectio
 
 
 class ObstoreSettings(Protocol):
-    """Settings of an obstore store. Stores that are opened with equal settings are
-    interchangeable.
-    """
+    """Settings of an obstore store. Stores with equal settings are interchangeable."""
 
     @property
     def endpoint(self) -> str:
@@ -92,14 +90,13 @@ class ObstoreSettings(Protocol):
 class ObstoreReader(RangeReader):
     """Reads byte ranges through obstore.
 
-    obstore's threads do not exist in a forked child process, so a read in the child would never
-    end. If obstore was used before the fork, the child reads with the fsspec library instead.
+    obstore's threads do not exist in a forked child process, so a read would never end. So the
+    child uses the fsspec library if obstore was used before the fork.
 
     Args:
         make_settings: Returns the settings for obstore. May raise `FsspecOnlyError`.
         by_generation: True if the version of an object is its generation; False if it is its ETag.
-        doubted: HTTP statuses. If a response has one of them, the request is repeated with the
-            fsspec library.
+        doubted: HTTP statuses after which the request is repeated with the fsspec library.
     """
 
     _name = "obstore"
@@ -233,8 +230,8 @@ def read_error(class_name: str, text: str) -> RangeError:
 
 
 class _Loop:
-    """Replaces a file system of fsspec in an `AsyncClient` that only runs coroutines on fsspec's
-    event loop.
+    """Replaces the file system in an `AsyncClient` that only runs coroutines on fsspec's event
+    loop.
     """
 
     def __init__(self) -> None:
@@ -247,8 +244,8 @@ class _Loop:
 
 
 class _ObstoreUse:
-    """Records whether this process has used obstore, and whether its parent process had used it
-    before the fork.
+    """Records whether this process has used obstore, and whether the parent process had used
+    obstore before the fork.
     """
 
     def __init__(self) -> None:
@@ -306,7 +303,7 @@ class ObstoreStore(FsspecStore):
         """
 
     @abstractmethod
-    def _can_pin(self, version: str) -> bool:
+    def _can_require_version(self, version: str) -> bool:
         """Returns whether obstore can request this version of an object."""
 
     def _make_settings(self) -> ObstoreSettings:
@@ -323,7 +320,7 @@ class ObstoreStore(FsspecStore):
         def read_by_fsspec() -> Data:
             return super(ObstoreStore, self)._read(key, start, stop, version)
 
-        if version is not None and not self._can_pin(version):
+        if version is not None and not self._can_require_version(version):
             return read_by_fsspec()
         path = self._path(key).partition("/")[2]
         return self._ranges.read(Range(path, start, stop, version, self.uri(key)), read_by_fsspec)
@@ -353,8 +350,8 @@ def _microseconds(seconds: float) -> str:
 def require_supported(
     unknown: Iterable[str], schemes: Iterable[str], prefix: str, endpoint: str
 ) -> None:
-    """Raises `FsspecOnlyError` unless obstore would connect to the endpoint as the fsspec library
-    does.
+    """Raises `FsspecOnlyError` unless obstore would connect to the endpoint like the fsspec
+    library.
 
     Args:
         unknown: Names of arguments that only the fsspec library supports.
@@ -403,12 +400,9 @@ class AzureSettings:
 
     Attributes:
         endpoint: URL of the account, without a query.
-        container: Name of the container.
-        account: Name of the account.
         keys: An account key or a shared access signature, as the name of an obstore option and its
             value; `None` if neither is used.
         token: Credential object that issues Entra ID tokens; `None` if no tokens are used.
-        client_options: Options of obstore's HTTP client.
     """
 
     endpoint: str
@@ -505,7 +499,7 @@ class AzureStore(ObstoreStore):
             client_options(endpoint, self._retry_policy),
         )
 
-    def _can_pin(self, version: str) -> bool:
+    def _can_require_version(self, version: str) -> bool:
         return _ETAG.fullmatch(version) is not None  # older versions of adlfs drop the quotes
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
@@ -527,8 +521,8 @@ class AzureStore(ObstoreStore):
 
 
 def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
-    """Returns two values: the account key or shared access signature, and the object that issues
-    tokens. At least one of the two is `None`.
+    """Returns the account key or shared access signature, and the object that issues tokens. At
+    least one of the two is `None`.
     """
     if credential is None:
         if not query:
@@ -553,14 +547,8 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class GcsSettings:
-    """Settings of an obstore store for a Google Cloud Storage bucket.
-
-    Attributes:
-        endpoint: URL of the service.
-        bucket: Name of the bucket.
-        login: `GoogleCredentials` object of gcsfs, which renews tokens; `None` for unsigned
-            requests.
-        client_options: Options of obstore's HTTP client.
+    """Settings of an obstore store for a Google Cloud Storage bucket. `login` is a
+    `GoogleCredentials` object of gcsfs, which renews tokens; `None` for unsigned requests.
     """
 
     endpoint: str
@@ -643,7 +631,7 @@ class GcsStore(ObstoreStore):
             endpoint, self._bucket, login, client_options(endpoint, self._retry_policy)
         )
 
-    def _can_pin(self, version: str) -> bool:
+    def _can_require_version(self, version: str) -> bool:
         return version.isdecimal()
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:

@@ -111,14 +111,12 @@ def refuse_credentials(path: str) -> None:
         raise InvalidOptionError(f"the path ({scheme}://…) holds credentials{hint}")
 
 
-def storage_beside(
+def storage_of_other_path(
     path: str, other: str, storage: Secret[Mapping[str, str]]
 ) -> Secret[Mapping[str, str]]:
-    """Returns the storage options for the store at `other`: those of the store at `path`, as far as
-    they apply.
-
-    `storageOptions` are dropped if the schemes differ, because they are arguments of one fsspec
-    file system.
+    """Returns the storage options of the store at `path` that also apply to the store at `other`.
+    Omits `storageOptions` if the schemes differ, because they are arguments of one fsspec file
+    system.
     """
     if scheme_of(path) == scheme_of(other):
         return storage

@@ -60,8 +60,8 @@ _LOOK_UPS: Final = 16
 class PresignedStore(ClientStore):
     """Objects whose presigned URLs are in a list.
 
-    If the list is read from a URL with a query string, pass the query string in the path, or in the
-    storage options as `hide_query` returns them.
+    The URL of the list may have a query string: pass it in the path, or in the storage options that
+    `hide_query` returns.
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every response"
@@ -118,8 +118,6 @@ class PresignedStore(ClientStore):
             return self.head(key)
         except ObjectNotFoundError:
             return None
-
-    # -- the list
 
     @property
     def _secret_path(self) -> str:
@@ -185,8 +183,6 @@ class PresignedStore(ClientStore):
         if url is None:
             raise ObjectNotFoundError("no such object in the list of URLs", uri=self.uri(key))
         return url
-
-    # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
         import aiohttp

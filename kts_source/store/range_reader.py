@@ -1,9 +1,8 @@
 """Base class of readers that read byte ranges with less CPU than s3fs, adlfs or gcsfs.
 
-When a store is first used in a process, it checks whether its options allow such a reader. If they
-do not, the store reads through the fsspec library. Listings and look-ups always go through the
-fsspec library. One subclass reads from S3 with our own client, another from other clouds with
-obstore.
+At its first use in a process, a store checks whether its options allow such a reader. Otherwise, it
+reads through the fsspec library. Listings and look-ups always go through the fsspec library. One
+subclass reads from S3 with our own client, another from other clouds with obstore.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _MAX_CLIENTS: Final = 4
 
 
 class FsspecOnlyError(Exception):
-    """Only the fsspec library supports the given options. The text is the reason. It contains no
-    values of options.
+    """Only the fsspec library supports the given options. The text is the reason, without values of
+    options.
     """
 
 
@@ -77,7 +76,6 @@ class RangeReader(ABC):
     Args:
         bucket: Name of the bucket or container, for messages.
         library: The fsspec library that is used instead if the options require it.
-        policy: Deadlines of requests.
         tally: Counters of the store. Requests are added to them.
     """
 
@@ -93,8 +91,8 @@ class RangeReader(ABC):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Clears the state that a forked process inherits: the process then decides again whether
-        to use this reader, and opens its own clients.
+        """Clears the state that a forked process inherits. The process then decides again whether
+        to use this reader, and opens new clients.
         """
         self._deciding, self._lock, self._renewing = (threading.Lock() for _ in range(3))
         self._reason: str | None = None
@@ -102,8 +100,8 @@ class RangeReader(ABC):
 
     @property
     def reason(self) -> str:
-        """Reason to use the fsspec library instead of this reader; empty if this reader is used.
-        Sends no request.
+        """Reason why the fsspec library is used instead of this reader; empty if this reader is
+        used. Sends no request.
         """
         if self._reason is None:
             with self._deciding:
@@ -122,8 +120,8 @@ class RangeReader(ABC):
         return (f"{self._library} reads {self._bucket}: {reason}",) if reason else ()
 
     def can_read(self, _key: str) -> bool:
-        """Returns whether this reader can read the object with this key. If not, the fsspec library
-        must read it.
+        """Returns whether this reader can read the object with this key. Otherwise, the fsspec
+        library must read it.
         """
         return not self.reason
 
@@ -132,8 +130,8 @@ class RangeReader(ABC):
         response.
 
         `fallback` reads with the fsspec library. It is called if this reader cannot read the key,
-        and after a `RangeError` with `is_doubtful`. If it succeeds after a `RangeError`, the fsspec
-        library is used for all later reads.
+        or after a `RangeError` with `is_doubtful`. If `fallback` succeeds after a `RangeError`, all
+        later reads use the fsspec library.
         """
         if not self.can_read(wanted.key):
             return fallback()
@@ -153,8 +151,8 @@ class RangeReader(ABC):
         return data
 
     def _read_renewing(self, wanted: Range) -> Data:
-        """Makes one attempt to read a range. If the credentials are rejected, renews them and makes
-        a second attempt.
+        """Makes one attempt to read a range. If the credentials are rejected, renews them and tries
+        once more.
         """
         client = self._client()
         try:
@@ -181,8 +179,8 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _client(self) -> Any:  # noqa: ANN401  # as `_attempt` of the subclass takes it
-        """Returns the `client` argument of `_attempt`: the current credentials, or a client that
-        uses them.
+        """Returns the value of the argument `client` of `_attempt`: the current credentials, or a
+        client that uses them.
         """
 
     @abstractmethod
@@ -194,8 +192,8 @@ class RangeReader(ABC):
         """Renews rejected credentials. Returns whether the current credentials differ from the
         rejected ones.
 
-        If several threads call this, one of them renews the credentials. It may wait for a server
-        that issues credentials.
+        May wait for a server that issues credentials. If several threads call this method, only one
+        of them renews.
         """
 
 
@@ -236,12 +234,9 @@ class SharedClients(Generic[C]):
 
 
 def require_known(unknown: Iterable[str], schemes: Iterable[str]) -> None:
-    """Raises `FsspecOnlyError` if the options contain unknown arguments, the fsspec configuration
-    has settings for one of the URL schemes, or `KTS_TUNING` is off.
-
-    Args:
-        unknown: Names of arguments that only the fsspec library supports.
-        schemes: URL schemes of the store.
+    """Raises `FsspecOnlyError` if there are arguments in `unknown` (names of arguments that only
+    the fsspec library supports), if the fsspec configuration has settings for one of the URL
+    schemes, or if `KTS_TUNING` is off.
     """
     import fsspec.config
 

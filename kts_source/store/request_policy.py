@@ -2,8 +2,8 @@
 
 `RetryPolicy.run` is the only loop that repeats requests to stores and registries. Client libraries
 make a single attempt, except that s3fs repeats the uploads of an export. A thread that calls a
-store enters the scope of a `Cancellation`. When this `Cancellation` is cancelled, the thread stops
-waiting for responses and for the next attempt.
+store enters the scope of a `Cancellation`. When it is cancelled, the thread stops waiting for
+responses and for the next attempt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RetryPolicy:
     """Number of attempts, pauses between them, and timeouts of each attempt.
 
     Each pause has a random length between zero and an upper bound, which doubles after each attempt
-    ("full jitter"). So tasks that were throttled at the same time retry at different times.
+    ("full jitter"). So tasks that are throttled together do not retry together.
 
     Attributes:
         max_attempts: Maximum number of attempts, including the first.
@@ -80,7 +80,7 @@ class RetryPolicy:
 
         Raises:
             StoreUnavailableError: All attempts failed, or the time for retries is over. The error
-                contains the text of each failure. If all texts are equal, it contains one of them.
+                contains the different texts of the failures.
         """
         start = time.monotonic()
         history: list[str] = []
@@ -201,7 +201,7 @@ def deadline_error(seconds: float) -> TransientError:
 def await_result(future: Future[T], seconds: float, give_up: Callable[[], object]) -> T:
     """Waits for a future, at most `seconds`, and returns its result.
 
-    `give_up` must cancel the future. It is called if this thread stops waiting without a result.
+    Calls `give_up`, which must cancel the future, if it stops waiting without a result.
 
     Raises:
         TransientError: The deadline passed.
@@ -258,7 +258,7 @@ def hedged(call: Callable[[], T], *, after_seconds: float, on_second: Callable[[
 
     Raises:
         Exception: The first attempt failed before the second one started, or both attempts failed.
-            In the second case, this is the error of the attempt that failed last.
+            If both failed, this is the later error.
     """
     cancellation = Cancellation()
 

@@ -72,9 +72,6 @@ _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocati
 _http_clients: Final = SharedClients[HttpClient]()
 
 
-# -- credentials
-
-
 class AwsChain:
     """Credentials from the AWS credential chain. botocore renews them before they expire.
 
@@ -100,7 +97,7 @@ class AwsChain:
         return _freeze(self._credentials)
 
     def renew(self, refused: Secret[Keys | None]) -> bool:
-        """Reads the credential chain again. Returns whether it now returns keys other than the
+        """Reads the credential chain again. Returns whether the chain now has other keys than the
         rejected ones.
         """
         try:
@@ -124,8 +121,8 @@ def _freeze(credentials: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocor
 def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa: ANN401  # botocore ships no types
     """Opens a botocore session. Sends no request.
 
-    The built-in event handlers, which take 5 ms to register, are needed only to look up
-    credentials. They are registered only if `with_credentials` is true.
+    The built-in event handlers are needed only to look up credentials, and take 5 ms to register.
+    So they are registered only if `with_credentials` is true.
 
     Raises:
         FsspecOnlyError: The AWS configuration has settings that only s3fs supports.
@@ -159,7 +156,9 @@ _TOKEN: Final = re.compile(
 
 class _HidesTokens(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Masks session tokens in a log record. Returns True, so every record is logged."""
+        """Masks session tokens in a log record. Always returns True, so that the record is
+        logged.
+        """
         text = record.getMessage()
         hidden = _TOKEN.sub(rf"\g<1>{MASK}", text)
         if hidden != text:
@@ -174,9 +173,6 @@ def hide_tokens() -> None:
     """Masks session tokens in botocore's DEBUG messages. Repeated calls have no further effect."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_hides_tokens)
-
-
-# -- settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +252,9 @@ def _endpoint(bucket: str, endpoint: str | None, region: str | None, *, is_virtu
 
 
 def _proxy(endpoint: str, config: Mapping[str, Any], scheme: str) -> str | None:
-    """Returns the proxy from the options. If the options contain no proxy, returns the proxy from
-    the environment, unless `NO_PROXY` excludes the endpoint. Raises `FsspecOnlyError` if the
-    environment names only a proxy for all schemes.
+    """Returns the proxy in the options; without it, the proxy in the environment, unless `NO_PROXY`
+    excludes the endpoint. Raises `FsspecOnlyError` if the environment names only a proxy for all
+    schemes.
     """
     from botocore.utils import get_environ_proxies
 
@@ -299,9 +295,6 @@ def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
     for name in _UNSUPPORTED_IN_ENVIRONMENT:
         if os.environ.get(name):
             raise FsspecOnlyError(f"{name} is set")
-
-
-# -- reading
 
 
 class S3Reader(RangeReader):
@@ -415,8 +408,8 @@ class S3Reader(RangeReader):
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:
-    """Returns the `Content-Length`. Returns `None` if the header is missing or contradicts itself,
-    or if `Transfer-Encoding` marks the end of the body.
+    """Returns the `Content-Length`; `None` if it is missing, contradicts itself, or
+    `Transfer-Encoding` marks the end of the body.
     """
     lengths = set(answer.headers.get_all("Content-Length", ()))
     is_certain = len(lengths) == 1 and "Transfer-Encoding" not in answer.headers

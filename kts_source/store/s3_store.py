@@ -1,10 +1,9 @@
 """S3 and compatible stores. `s3_ranges` reads byte ranges; s3fs does everything else.
 
-If `s3_ranges` does not support the options, ranges are read with s3fs, too. Then `get_object` is
-called directly, because the public methods of s3fs cannot require a version and retry
-automatically. A request for a certain version has the header `If-Match`. The ETag of the response
-is compared, too, because some servers ignore the header. The response must have exactly the
-requested range.
+If `s3_ranges` does not support the options, s3fs reads ranges, too. The store then calls
+`get_object` directly, because the public methods of s3fs retry automatically and cannot require a
+version. A request for a version has the header `If-Match`. Some servers ignore this header, so the
+ETag of the response is compared, too. The response must have exactly the requested range.
 """
 
 from __future__ import annotations
@@ -128,8 +127,6 @@ class S3Store(ClientStore):
         """See `ObjectStore.close`."""
         self._client.close(_disconnect)
 
-    # -- listing
-
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
         cut = len(self._prefix)
@@ -192,8 +189,6 @@ class S3Store(ClientStore):
                 )
             tokens.add(token)
             arguments["ContinuationToken"] = token
-
-    # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # s3fs ships no types
         return connect(s3_arguments(self._storage.reveal(), self._retry_policy))
@@ -261,8 +256,10 @@ class S3Store(ClientStore):
 
         if isinstance(error, RangeError):
             text = self._scrub(error.text)
-            return self._translate(error.status or 503, error.code, text, key, listing=listing)
-        origin = _origin(error)
+            return self._status_of_response(
+                error.status or 503, error.code, text, key, listing=listing
+            )
+        origin = _botocore_error(error)
         text = self._text(origin)
         if isinstance(origin, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             raise AccessDeniedError(
@@ -279,9 +276,9 @@ class S3Store(ClientStore):
             return 503 if _is_transient(origin) else 0, text
         status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = str(origin.response.get("Error", {}).get("Code", ""))
-        return self._translate(status, code, text, key, listing=listing)
+        return self._status_of_response(status, code, text, key, listing=listing)
 
-    def _translate(
+    def _status_of_response(
         self, status: int, code: str, text: str, key: str, *, listing: bool
     ) -> tuple[int, str]:
         """Converts an error response of S3 to the HTTP status and the text that `_failure` returns.
@@ -305,7 +302,7 @@ class S3Store(ClientStore):
         return 503 if code in _TRANSIENT_CODES else status, text
 
 
-def _origin(error: Exception) -> Exception:
+def _botocore_error(error: Exception) -> Exception:
     """Returns botocore's error that an error of s3fs wraps. Returns other errors unchanged."""
     from botocore.exceptions import ClientError
 
@@ -316,7 +313,7 @@ def _is_expiry(error: Exception) -> bool:
     """Returns whether S3 rejected a request because its credentials have expired. Also returns True
     for status 400 without an error code, because responses to HEAD contain no error code.
     """
-    answer = getattr(_origin(error), "response", None)  # also `None` without a response
+    answer = getattr(_botocore_error(error), "response", None)  # also `None` without a response
     code = (answer or {}).get("Error", {}).get("Code")
     return code in EXPIRED_CODES or code == "400"
 
@@ -360,10 +357,10 @@ async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401
 def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships no types
     """Opens an s3fs file system that does not retry requests. Sends no request.
 
-    A worker process that Spark forked for a short query opens a session before it reads the first
-    byte. To save time, this function builds the session with internals of s3fs and botocore. If
-    that fails in a new version of these libraries, or with `KTS_TUNING=off` (`docs/tuning.md`),
-    s3fs builds its own session.
+    A forked Spark worker opens a session before it reads the first byte of a short query. To save
+    time, this function builds the session with internals of s3fs and botocore. If a new version of
+    these libraries has other internals, or with `KTS_TUNING=off` (`docs/tuning.md`), s3fs builds
+    its own session.
 
     Args:
         arguments: Arguments of `s3fs.S3FileSystem`, see `storage_options.s3_arguments`.
@@ -394,21 +391,22 @@ def _fast_session(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:  # noqa: ANN401
-    """Returns botocore's loader of service descriptions. All sessions of this process share it.
+    """Returns botocore's loader of service descriptions, which all sessions of this process share.
 
-    Every task opens a session, and parsing the descriptions takes ten times as long as all other
-    steps of creating a client. The loader does not search the 900 folders of other services.
+    Every task opens a session. Parsing the descriptions each time would take ten times as long as
+    all other steps of creating a client. The loader does not search the 900 folders of other
+    services.
     """
     import botocore.loaders
 
     loader = botocore.loaders.create_loader(data_path)
-    if "s3" not in _services(loader.search_paths, "service-2"):
+    if "s3" not in _service_folders(loader.search_paths, "service-2"):
         raise LookupError("botocore has its service descriptions in another location")
-    loader.list_available_services = functools.partial(_services, loader.search_paths)
+    loader.list_available_services = functools.partial(_service_folders, loader.search_paths)
     return loader
 
 
-def _services(search_paths: Iterable[str], type_name: str) -> list[str]:
+def _service_folders(search_paths: Iterable[str], type_name: str) -> list[str]:
     """Returns the names of all folders in the search paths. botocore then checks which of them have
     service descriptions.
     """

@@ -176,8 +176,7 @@ def s3_arguments(
 ) -> dict[str, Any]:
     """Converts storage options to arguments of `s3fs.S3FileSystem`.
 
-    If a setting is given twice, `storageOptions` takes precedence over the `s3.*` options, and
-    these take precedence over the timeouts of the policy.
+    Precedence, highest first: `storageOptions`, the `s3.*` options, the timeouts of the policy.
 
     Raises:
         InvalidOptionError: A value is invalid, or two values contradict each other.
@@ -286,8 +285,6 @@ def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-# -- paths of presigned URLs
-
 _PRESIGNED: Final = "presigned+"
 _URL_LIST: Final = re.compile(r"https?://[^?#]+\.(json|txt|urls)(\?.*)?", re.IGNORECASE | re.DOTALL)
 PATH_SECRET: Final = "presigned.path"
@@ -303,8 +300,8 @@ def hide_query(
     path: str, storage: Secret[Mapping[str, str]]
 ) -> tuple[str, Secret[Mapping[str, str]]]:
     """Removes the query string from a path that names a list of presigned URLs, because it may
-    contain a secret. Stores the original path in the storage options instead. Returns two values:
-    the new path and the new storage options. Does not change other paths.
+    contain a secret, and stores the original path in the storage options. Returns the new path and
+    the new storage options. Does not change other paths.
     """
     if not is_presigned(path) or "?" not in path:
         return path, storage

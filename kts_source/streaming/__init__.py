@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kts_source.streaming.checkpoint import end_offsets
+    from kts_source.streaming.offsets import end_offsets
 
 __all__ = ["end_offsets"]
 
@@ -16,5 +16,5 @@ __all__ = ["end_offsets"]
 def __getattr__(name: str) -> object:
     # Imported on demand, because most importers of this package do not read checkpoints.
     if name in __all__:
-        return getattr(importlib.import_module("kts_source.streaming.checkpoint"), name)
+        return getattr(importlib.import_module("kts_source.streaming.offsets"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

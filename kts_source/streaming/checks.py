@@ -29,8 +29,8 @@ def resumed_offset(
     stop: int,
     owner: int | None,
 ) -> int:
-    """Returns the next offset that a stream reads in a partition. This is `offset`. If the log
-    start is higher and `failOnDataLoss` is false, it is the log start.
+    """Returns the next offset that a stream reads in a partition. This is `offset`, or the log
+    start if it is higher and `failOnDataLoss` is false.
 
     Args:
         location: The partition, with the option `failOnDataLoss`: if it is false, losses are logged
@@ -49,8 +49,8 @@ def resumed_offset(
     """
     if offset < log_start:
         location.raise_or_warn(
-            f"offsets [{offset}, {log_start}) have left {location.holder} before the stream read"
-            " them: retention or DeleteRecords has overtaken it; failOnDataLoss=false continues at"
+            f"offsets [{offset}, {log_start}) were deleted from {location.holder} by retention or"
+            " DeleteRecords before the stream read them; failOnDataLoss=false continues at offset"
             f" {log_start}",
             OffsetOutOfRangeError,
         )
@@ -66,8 +66,8 @@ def resumed_offset(
         )
     elif owner is not None and owner != epoch:
         location.raise_or_warn(
-            f"the stream has read up to offset {offset}, where leader epoch {epoch} wrote the last"
-            f" record; in {location.holder} it is of epoch {owner} now: an unclean election"
+            f"the last record that the stream has read, before offset {offset}, had leader epoch"
+            f" {epoch}, but in {location.holder} it now has epoch {owner}: an unclean election"
             " replaced records that the stream returned; failOnDataLoss=false continues after them"
         )
     return offset
@@ -91,17 +91,16 @@ def report_unread(location: Place, start: int, stop: int) -> None:
     stream read them. Logs a warning instead if `failOnDataLoss` is false.
     """
     location.raise_or_warn(
-        f"offsets [{start}, {stop}) existed before and have gone unread: their segments expired or"
-        " were deleted, or an unclean election removed them; failOnDataLoss=false skips them",
+        f"offsets [{start}, {stop}) were lost before the stream read them: their segments expired"
+        " or were deleted, or an unclean election removed them; failOnDataLoss=false skips them",
         OffsetOutOfRangeError,
     )
 
 
 def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
     """Raises `DataLossError` because a topic was deleted and created again. Logs a warning instead
-    if `fail_on_data_loss` is false. Call this after the stream has read all records of the previous
-    topic that are in the tier. `before` is the id of the previous topic, `now` the id of the new
-    topic.
+    if `fail_on_data_loss` is false. Call it after the stream has read all records of the deleted
+    topic in the tier. `before` is the id of the deleted topic, `now` the id of the new topic.
     """
     text = (
         f"the topic was created again: the stream has read all records in the tier of topic id"
@@ -109,7 +108,7 @@ def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bo
     )
     if fail_on_data_loss:
         raise DataLossError(
-            f"{text}; failOnDataLoss=false continues with the new one from its earliest offset",
+            f"{text}; failOnDataLoss=false continues with the new topic from its earliest offset",
             topic=topic,
         )
     log.warning("topic %s: %s; continuing from its earliest offset", topic, text)
@@ -137,8 +136,8 @@ def note_deselected(selection: Selection, position: StreamPosition) -> None:
 
 
 def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
-    """Raises `DataLossError` because the tier has no segments of a batch's partition any more. Logs
-    a warning instead if `failOnDataLoss` is false.
+    """Raises `DataLossError` because the tier no longer has segments of a partition in a batch.
+    Logs a warning instead if `failOnDataLoss` is false.
     """
     topic, number = wanted.partition
     Place(topic, number, fail_on_data_loss=options.fail_on_data_loss).raise_or_warn(
@@ -148,16 +147,15 @@ def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
 
 
 def check_epoch(location: Place, wanted: BatchRange, owner: int | None) -> None:
-    """Raises `DataLossError` if the last record of a batch now has another leader epoch than when
-    the batch's end was chosen. Logs a warning instead if `failOnDataLoss` is false.
-
-    `owner` is the leader epoch that the record has now; `None` if unknown.
+    """Raises `DataLossError` if the last record of a batch no longer has the leader epoch that it
+    had when the end of the batch was chosen. Logs a warning instead if `failOnDataLoss` is false.
+    `owner` is the current leader epoch of the record; `None` if unknown.
     """
     if wanted.epoch is not None and owner is not None and owner != wanted.epoch:
         location.raise_or_warn(
-            f"when the batch that ends at offset {wanted.stop} was fixed, leader epoch"
-            f" {wanted.epoch} had written its last record; in {location.holder} it is of epoch"
-            f" {owner} now: an unclean election replaced records of the batch; failOnDataLoss=false"
+            f"the last record of the batch that ends at offset {wanted.stop} had leader epoch"
+            f" {wanted.epoch} when the batch was planned, but in {location.holder} it now has epoch"
+            f" {owner}: an unclean election replaced records of the batch; failOnDataLoss=false"
             " reads the existing records"
         )
 
@@ -166,13 +164,13 @@ def report_undecided(location: Place, wanted: BatchRange, stable: int, reason: s
     """Raises `DataLossError` because a batch ends above `stable`, the last stable offset. Logs a
     warning instead if `failOnDataLoss` is false.
 
-    This happens if the batch's end was chosen with isolationLevel=read_uncommitted, and the level
-    was changed afterwards.
+    This happens if the isolation level changed to `read_committed` after the end of the batch was
+    chosen with `read_uncommitted`.
     """
     location.raise_or_warn(
-        f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
-        f" not decided: {reason}. It was started with isolationLevel=read_uncommitted: finish"
-        " it with that level; failOnDataLoss=false skips them"
+        f"the batch that ends at offset {wanted.stop} has transactions from offset {stable} on that"
+        f" are not decided: {reason}. The batch was planned with isolationLevel=read_uncommitted:"
+        f" finish it with this level; failOnDataLoss=false skips the offsets from {stable} on"
     )
 
 

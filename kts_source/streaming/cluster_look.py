@@ -41,7 +41,13 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.streaming.checks import remaining_bounds, report_undecided
 from kts_source.streaming.lag import PartitionLag
-from kts_source.streaming.look import NewerTopic, PendingSegment, TopicLook, dated, undated
+from kts_source.streaming.look import (
+    NewerTopic,
+    PendingSegment,
+    TopicLook,
+    broker_chunk_order,
+    segment_order,
+)
 from kts_source.streaming.offsets import TopicPartition
 from kts_source.tier import open_tier
 
@@ -76,8 +82,6 @@ class TierListing:
     """Lists the tier when a stream from brokers needs older offsets. Thread-safe.
 
     Args:
-        options: Options of the scan.
-        tier: The tier.
         view: Current state of the cluster; its topics are listed.
     """
 
@@ -99,8 +103,8 @@ class TierListing:
         """Returns the tier's segments of a partition. Lists the tier again if the last listing may
         be outdated.
 
-        If the option `tail` is true and no listed segment has an offset from `offset` on, returns
-        no segments. Then all these offsets are read from brokers.
+        If option `tail` is true and no listed segment has an offset at or above `offset`, returns
+        no segments, because brokers serve all these offsets.
 
         Args:
             brokers: The leader's description of the partition.
@@ -115,7 +119,7 @@ class TierListing:
         if self._options.path:
             with self._lock:
                 is_new = refresh or self._ids.get(key) != brokers.topic_id
-                if is_new or (not self._is_enough(brokers, offset) and self._is_old()):
+                if is_new or (not self._is_listing_sufficient(brokers, offset) and self._is_old()):
                     self._list()
         part = self._parts.get(key)
         if part is None or self._ids[key] != brokers.topic_id:
@@ -124,9 +128,9 @@ class TierListing:
             return TieredPart((), part.side_files)
         return part
 
-    def _is_enough(self, brokers: BrokerLog, offset: int) -> bool:
-        """Returns whether the partition can be read from `offset` on without listing the tier
-        again: from segments of the last listing, or from the leader's own disk.
+    def _is_listing_sufficient(self, brokers: BrokerLog, offset: int) -> bool:
+        """Returns whether the last listing is sufficient: its segments or the leader's own disk
+        have the offsets of a partition from `offset` on.
         """
         if not self._options.tail:  # every new segment changes the end of the tier
             return False
@@ -171,11 +175,9 @@ class BrokerLook:
     """A `LogLook` that describes a partition as its leader reports it.
 
     Args:
-        options: Options of the scan.
         brokers: The leader's description of the partition.
         view: Sends further requests to the leader.
-        listing: Lists the tier.
-        last_read: The last offset that the stream has read and the leader epoch that owned it then;
+        last_read: The last offset that the stream has read, and the leader epoch that it had then;
             `None` if the epoch is unknown.
     """
 
@@ -217,7 +219,7 @@ class BrokerLook:
         return self.log.stop
 
     def end_before(self, hole: Hole) -> int:
-        """Never called, because a log from brokers has no holes: brokers serve the offsets that are
+        """Never called: a log from brokers has no holes, because brokers serve the offsets that are
         missing in the tier.
         """
         raise AssertionError(hole)
@@ -239,9 +241,9 @@ class BrokerLook:
 
     @cached_property
     def _recent_epochs(self) -> dict[int, tuple[int, int]]:
-        """Offset ranges of up to 100 leader epochs, by epoch. `epoch_of` will probably be called
-        for these offsets. The first epoch is the one that the stream read last. If the stream has
-        read no record, the ranges belong to the newest epochs.
+        """Offset ranges of up to 100 leader epochs, by epoch, for the next calls of `epoch_of`.
+        Begins with the epoch that the stream read last; if the stream has read no record, contains
+        the newest epochs.
         """
         newest = self._brokers.leader_epoch
         first = max(newest - _EPOCHS_AT_ONCE + 1, 0)
@@ -256,7 +258,7 @@ class BrokerLook:
         return self._view.first_offset_dated(self._brokers, timestamp_ms)
 
     def _merged(self, start: int) -> PartitionLog:
-        """Returns the log from offset `start` on. Its ranges are the segments in the tier."""
+        """Returns the log from offset `start` on, with the segments in the tier as ranges."""
         brokers = self._brokers
         tiered = self._listing.part(brokers, start)
         low = min(brokers.log_start, start)
@@ -272,7 +274,7 @@ class BrokerLook:
         """
         if start >= stop:
             return
-        position, order = start, dated(-1)
+        position, order = start, segment_order(-1)
         log = self._merged(start)
         each = self._bytes_per_offset(log, start, stop)
         for span in log.ranges:
@@ -284,11 +286,11 @@ class BrokerLook:
             segment = span.segment
             offsets = max(segment.stop_offset - segment.start_offset, 1)
             size = segment.objects.size_in_bytes * (high - low) // offsets
-            order = dated(segment.max_timestamp_ms)
+            order = segment_order(segment.max_timestamp_ms)
             yield PendingSegment(low, high, size, order)
             position = high
         for turn, (first, last) in enumerate(self._chunks(position, stop, each)):
-            order = undated(turn, stop - start)
+            order = broker_chunk_order(turn, stop - start)
             yield PendingSegment(first, last, round((last - first) * each), order)
 
     def _chunks(self, start: int, stop: int, each: float) -> Iterator[tuple[int, int]]:
@@ -336,8 +338,8 @@ class BrokerLook:
     def plan(self, wanted: BatchRange) -> PlannedPartition:
         """See `LogLook.plan`. Raises `DataLossError` if offsets were lost.
 
-        The log start may have moved since the batch's end was chosen. Offsets of the batch below
-        the log start are read from the tier.
+        If the log start has moved into the batch since its end was chosen, the offsets below the
+        log start are read from the tier.
         """
         brokers = self._brokers
         if brokers.end < wanted.stop <= brokers.high_watermark:
@@ -389,7 +391,6 @@ class ClusterLooker:
 
     Args:
         options: Options of the scan. They are also used to open the tier.
-        settings: Settings of the broker connections.
     """
 
     def __init__(self, options: ScanOptions, settings: BrokerSettings) -> None:
@@ -452,7 +453,7 @@ class ClusterLooker:
             assert topic_position.topic_id is not None
             self._check_newer(topic, topic_position.topic_id, now.topic_id)
             newer = NewerTopic(now.topic_id, self._current.looks(topic, None).copy)
-            old = self._in_tier(
+            old = self._looks_from_tier(
                 {
                     TopicPartition(topic, number): (topic_position.topic_id, offset)
                     for number, offset in topic_position.offsets.items()
@@ -463,7 +464,7 @@ class ClusterLooker:
         self._is_seen = True
         return looks
 
-    def again(
+    def look_at_batch(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> Mapping[TopicPartition, LogLook]:
         """See `Looker.again`."""
@@ -486,11 +487,11 @@ class ClusterLooker:
             look = self._replayed.looks(partition.topic, None).get(partition.partition)
             if look is not None:
                 looks[partition] = look
-        return looks | self._in_tier(in_tier)
+        return looks | self._looks_from_tier(in_tier)
 
     def _check_newer(self, topic: str, before: str, now: str) -> None:
-        """Raises `LeaderChangedError` if a broker has outdated metadata: it reports the topic id
-        `now`, but an earlier response showed that `before` has replaced this id.
+        """Raises `LeaderChangedError` if a broker has outdated metadata: it reports topic id `now`,
+        but according to an earlier response, topic id `before` has replaced `now`.
         """
         if now in self._replaced:
             raise LeaderChangedError(
@@ -511,7 +512,7 @@ class ClusterLooker:
         is_old = age_ms >= self._options.stream.listing_interval_ms
         return is_old and any(topic.newer is not None for topic in before.values())
 
-    def _in_tier(
+    def _looks_from_tier(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> dict[TopicPartition, LogLook]:
         """Takes snapshots of partitions from the tier, because the topics with these ids no longer
@@ -525,7 +526,7 @@ class ClusterLooker:
 
             self._tier_alone = TierLooker(self._options, time.monotonic)
         self._old_listed_at = time.monotonic()
-        return dict(self._tier_alone.again(ranges))
+        return dict(self._tier_alone.look_at_batch(ranges))
 
     def _check_gone(self, position: StreamPosition, topics: Collection[str]) -> None:
         """Raises `DataLossError` if a selected topic that the stream has read was deleted. Logs a
@@ -538,7 +539,8 @@ class ClusterLooker:
             text = "the cluster no longer has the topic, from which the stream has read"
             if self._options.fail_on_data_loss:
                 raise DataLossError(
-                    f"{text}: it was deleted; failOnDataLoss=false waits for it", topic=topic
+                    f"{text}: it was deleted; failOnDataLoss=false waits for it",
+                    topic=topic,
                 )
             log.warning("topic %s: %s", topic, text)
 
@@ -546,9 +548,8 @@ class ClusterLooker:
 class _ClusterAndTier:
     """The state of the cluster, which `renew` updates, and a listing of the tier.
 
-    `view` is `None` while no topic matches the pattern of `subscribePattern`. If `batch` is given,
-    only the partitions of an earlier batch are read; it maps each topic and partition number to the
-    topic id.
+    `view` is `None` while no topic matches the pattern of `subscribePattern`. If `batch` is set,
+    only the partitions of an earlier batch are read; it has the topic id of each partition.
     """
 
     def __init__(
@@ -577,12 +578,9 @@ class _ClusterAndTier:
     def renew(
         self, unread: Collection[tuple[str, int]] = (), counts: Mapping[str, int] | None = None
     ) -> bool:
-        """Updates the state of the cluster. Returns whether it changed.
-
-        Args:
-            unread: Partitions with unread records. If the log start of one of them changes, this is
-                a change, too.
-            counts: Known number of partitions of each topic, by topic id.
+        """Updates the state of the cluster, and returns whether it changed. The log starts of the
+        partitions in `unread`, which have unread records, are compared, too. `counts` has the known
+        number of partitions by topic id.
         """
         self._counts |= counts or {}
         is_new = False
@@ -651,8 +649,8 @@ def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
 
 
 def _last_read(topic_position: TopicPosition | None, partition: int) -> tuple[int, int] | None:
-    """Returns two values: the last offset of a partition that the stream has read, and the leader
-    epoch that owned it then. Returns `None` if the epoch is unknown.
+    """Returns the last offset of a partition that the stream has read, and the leader epoch that it
+    had then; `None` if the epoch is unknown.
     """
     if topic_position is None or partition not in topic_position.epochs:
         return None

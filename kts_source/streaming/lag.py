@@ -46,8 +46,8 @@ class LagAge:
     Attributes:
         as_of_ms: Time at which the ends of the logs were requested last with success, in ms since
             the epoch.
-        is_stale: True if a later request failed. The ends are the last known ones, and the real lag
-            is probably larger.
+        is_stale: True if a later request failed. The lag then compares with the last known ends,
+            and the real lag is probably larger.
         waiting_for: The service for which the stream waits: `brokers`, `store` or `registry`;
             `None` if it does not wait for one.
     """
@@ -78,7 +78,7 @@ def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
 
 
 def age_to_json(age: LagAge) -> dict[str, Any]:
-    """Returns items that are added to the result of `lag_to_json`."""
+    """Returns the items about the age of a lag, which are added to the result of `lag_to_json`."""
     return {"asOf": age.as_of_ms, "stale": age.is_stale, "waitingFor": age.waiting_for}
 
 
@@ -91,7 +91,6 @@ class StreamLag:
         size: Approximate bytes of the unread offsets.
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
             if all records were read or the timestamp is unknown.
-        partitions: Lag of each partition.
         as_of_ms: Time of the last successful request for the ends of the logs, in ms since the
             epoch; `None` in events of older versions.
         stale: True if a later request failed. Then the lag compares with the last known ends, and
@@ -110,8 +109,8 @@ class StreamLag:
 
 
 def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
-    """Returns the lags that a progress event contains: one for each stream of this source, in the
-    order of the query's sources.
+    """Returns the lags in a progress event: one per stream of this source, in the order of the
+    query's sources.
 
     Args:
         progress: `query.lastProgress`, its JSON, or the JSON of a `StreamingQueryListener` event.

@@ -35,19 +35,19 @@ class PendingSegment:
     order: tuple[int, int]
 
 
-def dated(max_timestamp_ms: int) -> tuple[int, int]:
-    """Returns the `PendingSegment.order` of a segment with the largest timestamp
-    `max_timestamp_ms`; −1 if the timestamp is unknown.
+def segment_order(max_timestamp_ms: int) -> tuple[int, int]:
+    """Returns the sort key of a segment (see `PendingSegment.order`): segments with the oldest
+    largest timestamp come first. `max_timestamp_ms` is −1 if the timestamp is unknown.
     """
     return 0, max_timestamp_ms
 
 
-def undated(turn: int, lag: int) -> tuple[int, int]:
-    """Returns the `PendingSegment.order` of a chunk of offsets that are on brokers but not in the
-    tier.
+def broker_chunk_order(turn: int, lag: int) -> tuple[int, int]:
+    """Returns the sort key (see `PendingSegment.order`) of a chunk of offsets that are on brokers
+    but not in the tier.
 
-    These chunks are read after all segments. All partitions are read in turns, one chunk per turn.
-    Within a turn, partitions with more unread offsets (`lag`) are read first.
+    These chunks are read after all segments, in turns: one chunk of every partition per turn.
+    Within a turn, partitions with more unread offsets (`lag`) come first.
     """
     return 1 + turn, -lag
 
@@ -69,23 +69,19 @@ class LogLook(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """True if all segments were read. If False, the start and end of the log may still be
-        wrong.
-        """
+        """True if all segments were read. If False, the start and end of `log` may be wrong."""
 
     def end(self) -> int:
         """Returns one past the last offset that may be read."""
 
     def end_before(self, hole: Hole) -> int:
-        """Returns the end (exclusive) of the offsets that may be read before a hole, a range of
-        missing offsets.
-        """
+        """Returns the end (exclusive) of the offsets below a hole that may be read."""
 
     def epoch_of(self, offset: int) -> int | None:
         """Returns the leader epoch that owns an offset; `None` if unknown."""
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset whose timestamp is at or after a time; `None` if there is
+        """Returns the first offset with a timestamp at or after `timestamp_ms`; `None` if there is
         none.
         """
 
@@ -108,10 +104,9 @@ class LogLook(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewerTopic:
-    """A topic that was created with the same name after the stream's topic was deleted.
+    """A topic that was created under the name of a deleted topic of the stream.
 
     Attributes:
-        topic_id: Topic id of the new topic.
         partitions: Returns snapshots of the new topic's partitions. They are taken at the first
             call.
     """
@@ -125,10 +120,9 @@ class TopicLook:
     """A snapshot of one topic of a stream.
 
     Attributes:
-        topic_id: Id of the topic that the stream reads. For a topic that the stream has not read
-            yet, the newest id.
-        partitions: Snapshots of the partitions that have data.
-        newer: The topic with the same name that has replaced this topic, or `None`.
+        topic_id: Id of the topic that the stream reads. If the stream has not read the topic yet,
+            this is the newest id.
+        newer: The topic that was created under this name after this topic was deleted, or `None`.
     """
 
     topic: str
@@ -142,9 +136,9 @@ Look: TypeAlias = dict[str, TopicLook]
 
 
 def at_position(look: Look, position: StreamPosition) -> Look:
-    """Returns the snapshots of the topics that the stream reads at `position`. This is `look`,
-    unless the stream has continued with a newer topic of the same name since `look` was taken. Then
-    the newer topic replaces the deleted one in the result.
+    """Returns the snapshots of the topics that the stream reads at `position`. If the stream has
+    continued with a newer topic since `look` was taken, the newer topic replaces the deleted one;
+    otherwise returns `look`.
     """
     moved = {}
     for name, topic in look.items():
@@ -177,19 +171,13 @@ class Looker(Protocol):
         """Closes the connections and stops the threads."""
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
-        """Takes a snapshot of all selected topics.
-
-        Args:
-            position: The stream's position; it may contain topics that no longer exist.
-            before: The previous snapshot; it may be returned again if nothing changed.
+        """Takes a snapshot of all selected topics. `position` may contain topics that no longer
+        exist. May return `before`, the last snapshot, if nothing has changed.
         """
 
-    def again(
+    def look_at_batch(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> Mapping[TopicPartition, LogLook]:
         """Takes snapshots of the partitions of an earlier batch, even if the options no longer
-        select these partitions.
-
-        Args:
-            ranges: Topic id and first wanted offset of each partition.
+        select them. `ranges` has the topic id and the first wanted offset of each partition.
         """

@@ -4,9 +4,9 @@ A look describes the start, the end and the segments of each partition. Manifest
 are needed. So even if the tier has years of history, only the manifests of the next batch are read.
 
 New segments appear at the end of a partition's listing, and retention deletes segments at its
-beginning. So a long listing is not repeated (see `ListingMemory`): only its first page and the keys
-after its last segments are listed. The other keys are assumed to be unchanged until the next full
-listing. If the new pages contradict the previous listing, a full listing follows immediately.
+beginning. So `ListingMemory` does not repeat a long listing: it lists only the first page and the
+keys after the last known segments, and assumes that all other keys are unchanged until the next
+full listing. If the new pages contradict the earlier listing, it makes a full listing immediately.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.store.object_store import key_order
 from kts_source.streaming.checks import remaining_bounds, report_gone, report_undecided
 from kts_source.streaming.lag import PartitionLag
-from kts_source.streaming.look import NewerTopic, PendingSegment, TopicLook, dated
+from kts_source.streaming.look import NewerTopic, PendingSegment, TopicLook, segment_order
 from kts_source.texts import some
 from kts_source.tier import open_tier
 
@@ -91,12 +91,7 @@ partitions run concurrently.
 
 
 class TierLogLook:
-    """A `LogLook` that describes a partition as one listing of the tier shows it.
-
-    Args:
-        options: Options of the scan.
-        tier_log: Log of the partition.
-    """
+    """A `LogLook` that describes a partition as one listing of the tier shows it."""
 
     def __init__(self, options: ScanOptions, tier_log: TierLog) -> None:
         self.place = tier_log.place
@@ -133,7 +128,7 @@ class TierLogLook:
             stop = tier_log.log.stop
             end = stop
             if stop > tier_log.log.log_start:
-                end = max(tier_log.end_of_batches(), tier_log.log.log_start)
+                end = max(tier_log.last_batch_stop(), tier_log.log.log_start)
             if self._options.read_committed and end > tier_log.log.log_start:
                 _, decisions = tier_log.decided(end - 1, end)
                 end = _first_undecided(decisions.undecided, end)
@@ -223,14 +218,14 @@ class TierLogLook:
         return planned
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook.pending`. Skips holes. If the iterator has to read the last unread manifests
-        of the log, it ends afterwards. Then the segments yielded so far may be wrong, and the
-        caller must start again.
+        """Yields segments like `LogLook.pending`, and skips holes. After it has read the last
+        unread manifests of the log, the iterator ends: the segments that it has yielded may be
+        wrong, and the caller must start again.
         """
         position, count = start, _FIRST_SEGMENTS
         while position < stop:
             was_complete = self.is_complete
-            limit = min(self.tier_log.end_of_segments(position, count), stop)
+            limit = min(self.tier_log.approximate_stop(position, count), stop)
             log = self.tier_log.covering(position, limit)
             if limit <= position or (self.is_complete and not was_complete):
                 return
@@ -251,7 +246,7 @@ def _pending_segment(span: SegmentRange, start: int, stop: int) -> PendingSegmen
     offsets = segment.stop_offset - segment.start_offset
     if stop - start < offsets:
         size = size * (stop - start) // offsets
-    return PendingSegment(start, stop, size, dated(segment.max_timestamp_ms))
+    return PendingSegment(start, stop, size, segment_order(segment.max_timestamp_ms))
 
 
 class TierLooker:
@@ -259,7 +254,6 @@ class TierLooker:
 
     Args:
         options: Options of the scan. They are also used to open the tier.
-        clock: Returns the current time in seconds.
     """
 
     def __init__(self, options: ScanOptions, clock: Callable[[], float]) -> None:
@@ -306,9 +300,9 @@ class TierLooker:
         catalog: SegmentCatalog,
         before: Mapping[int, LogLook],
     ) -> dict[int, LogLook]:
-        """Takes snapshots of the listed partitions of one topic concurrently. Returns them by
-        partition number. If the listing of a partition is unchanged, reuses the snapshot in
-        `before`.
+        """Takes snapshots of the listed partitions of one topic concurrently, and returns them by
+        partition number. Reuses the snapshot in `before` if the listing of the partition is
+        unchanged.
         """
         bounds = (self._options.starting, self._options.ending)
         has_times = any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds)
@@ -320,7 +314,7 @@ class TierLooker:
                 return last_look
             key = listed.folder, listed.partition
             memory = self._listings
-            if memory and memory.is_assumed(*key) and not _continues(last_look, listed):
+            if memory and memory.is_assumed(*key) and not _new_segments_follow(last_look, listed):
                 memory.forget(*key)
                 listed = catalog.listed(*key)
             return self._partition(listed, in_part=in_part)
@@ -328,7 +322,7 @@ class TierLooker:
         looks = self.pool.map(look_at, partitions)
         return {look.listed.partition: look for look in looks if look is not None}
 
-    def again(
+    def look_at_batch(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> dict[TopicPartition, LogLook]:
         """See `Looker.again`."""
@@ -471,8 +465,8 @@ class TierLooker:
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], topic_id: str, catalog: SegmentCatalog
     ) -> DiscoveredTopic | None:
-        """Returns the topic with the same name that has replaced the stream's topic; `None` if
-        there is none.
+        """Returns the topic that was created under this name after the stream's topic was deleted;
+        `None` if there is none.
 
         A topic that is known to be older never replaces the stream's topic, even if all segments of
         the stream's topic have expired.
@@ -517,12 +511,10 @@ def _is_same(before: ListedPartition, now: ListedPartition) -> bool:
     return len(before.entries) == len(now.entries) and objects(before) == objects(now)
 
 
-def _continues(last_look: LogLook | None, now: ListedPartition) -> bool:
-    """Returns whether the new segments of a partition directly follow the known segments, in the
-    same leader epoch.
-
-    If not, there may have been a leader election, and the new leader may have copied earlier
-    segments again.
+def _new_segments_follow(last_look: LogLook | None, now: ListedPartition) -> bool:
+    """Returns whether the new segments of a partition directly follow the known segments, in one
+    leader epoch. If not, a leader may have been elected, and may have copied earlier segments
+    again.
     """
     if not isinstance(last_look, TierLogLook) or not last_look.listed.entries or not now.entries:
         return False
@@ -541,7 +533,7 @@ def _continues(last_look: LogLook | None, now: ListedPartition) -> bool:
 
 def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanOptions) -> None:
     """Raises `DataLossError` if a partition has no complete segment, but at least two incomplete
-    segments from the stream's offset on. Their manifests are lost.
+    segments from the stream's offset on. Then their manifests are lost.
 
     A single incomplete segment may be a copy in progress. Incomplete segments below the stream's
     offset are ignored, because they are probably being deleted.
@@ -558,7 +550,7 @@ def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanO
         if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
             raise DataLossError(
                 f"only incomplete segments exist after offset {start}:"
-                f" {some(map(str, incomplete))}; failOnDataLoss=false waits for others",
+                f" {some(map(str, incomplete))}; failOnDataLoss=false waits for complete segments",
                 topic=topic.topic,
                 partition=number,
             )
@@ -579,9 +571,7 @@ class ListingMemory:
     Several threads may use it, but two threads must not list one partition at the same time.
 
     Args:
-        layout: The layout of the tier.
         whole_interval_ms: Maximum age of a full listing in milliseconds. An older one is repeated.
-        clock: Returns the current time in seconds.
     """
 
     def __init__(
@@ -597,7 +587,9 @@ class ListingMemory:
         self._in_a_row: dict[str, list[ObjectInfo]] = {}
 
     def is_assumed(self, folder: TopicFolder, partition: int) -> bool:
-        """Returns whether the last listing of a partition reused keys of an earlier listing."""
+        """Returns whether the last listing of a partition contains keys of an earlier listing,
+        which were not listed again.
+        """
         remembered = self._known.get(self._layout.partition_folder(folder, partition))
         return remembered is not None and not remembered.is_whole
 
@@ -635,7 +627,7 @@ class ListingMemory:
         now = self._clock()
         infos = self._in_a_row.pop(prefix, None)
         if infos is None and remembered is not None and self._may_go_on(remembered, now):
-            ends = _ends(store, prefix, remembered.infos)
+            ends = _list_both_ends(store, prefix, remembered.infos)
             if ends is not None:
                 remembered = self._noted(remembered, ends, folder, partition)
                 self._known[prefix] = replace(remembered, is_whole=False)
@@ -676,11 +668,11 @@ class ListingMemory:
         return is_recent and len(remembered.infos) >= PAGE
 
 
-def _ends(
+def _list_both_ends(
     store: ObjectStore, prefix: str, known_objects: list[ObjectInfo]
 ) -> list[ObjectInfo] | None:
-    """Lists only the first page of a prefix and the keys after the last known objects. Returns all
-    objects, including the known ones in between. Returns `None` if the new pages contradict the
+    """Lists the first page of a prefix, and the keys after the last known objects. Returns all
+    objects, including the known objects in between. Returns `None` if the new pages contradict the
     known objects.
     """
     first = list(islice(store.list_objects(prefix), PAGE))

@@ -1,7 +1,7 @@
 """Chooses and plans the micro-batches of one running stream.
 
-The positions in the checkpoint are the only state that a restarted stream needs. The last snapshot
-of the topics ("look") and the plan of the last chosen batch are only caches.
+A restarted stream needs only the positions in the checkpoint. The last snapshot of the topics
+("look") and the plan of the last chosen batch are only caches.
 
 Unread segments of all partitions are sorted by the timestamp of their newest record, oldest first.
 So event time advances evenly in all partitions, and watermarks drop fewer rows. Segments of the
@@ -24,7 +24,13 @@ from kts_source.errors import (
     TieredKafkaError,
 )
 from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
-from kts_source.planning.bounds import Place, check_named, check_no_holes, resolve_start, wanted_of
+from kts_source.planning.bounds import (
+    Place,
+    check_named,
+    check_no_holes,
+    requested_value,
+    resolve_start,
+)
 from kts_source.planning.planner import assemble, check_plan, paused_collector
 from kts_source.streaming.checks import (
     check_epoch,
@@ -65,8 +71,8 @@ _ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of a micro-batch; `None` means no limit. The batch ends at the limit that is reached
-    first.
+    """Limits of a micro-batch; `None` means no limit. A batch ends at the first limit that it
+    reaches.
 
     Attributes:
         offsets: Maximum number of offsets. The batch may end inside a segment.
@@ -87,9 +93,7 @@ def admit(
     pending: Mapping[TopicPartition, Iterator[PendingSegment]], limits: BatchLimits
 ) -> dict[TopicPartition, int]:
     """Chooses the segments of a micro-batch. Returns the end offset (exclusive) for each partition
-    that the batch reads.
-
-    Takes no more segments from the iterators than it needs for the batch.
+    that the batch reads. Takes only as many segments from the iterators as the batch needs.
 
     Args:
         pending: Unread segments of each partition, in ascending order.
@@ -145,8 +149,8 @@ class PendingPartition:
 def pending_partitions(
     options: ScanOptions, position: StreamPosition, look: Look
 ) -> list[PendingPartition]:
-    """Returns the unread offsets of all partitions, sorted by topic and partition. A partition
-    without unread offsets has an empty range.
+    """Returns the unread offsets of all partitions, sorted by topic and partition. The range of a
+    partition without unread offsets is empty.
 
     Raises:
         DataLossError: Offsets were lost, before or after the stream read them.
@@ -216,7 +220,7 @@ def _new_partition(look: LogLook, topic_id: str) -> PendingPartition:
 
 
 def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartition]:
-    """Returns the partitions of a new stream. Their start offsets come from the options."""
+    """Returns the partitions of a new stream, with the start offsets that the options define."""
     held = {(topic.topic, number) for topic in look.values() for number in topic.partitions}
     # Without brokers, partitions that have no segments are unknown.
     check_named(options, held, look.keys() if options.brokers is None else frozenset())
@@ -242,7 +246,7 @@ def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartiti
 
 def _initial_offset(options: ScanOptions, look: LogLook, end: int) -> int:
     starting = options.starting
-    wanted = wanted_of(starting, look.place)
+    wanted = requested_value(starting, look.place)
     if isinstance(starting, LatestBound):
         return end
     if isinstance(starting, OffsetsBound) and wanted is not None:
@@ -304,7 +308,6 @@ class TierStream:
 
     Args:
         options: Options of the scan; they contain the limits of a batch.
-        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(self, options: ScanOptions, clock: Callable[[], float] = time.time) -> None:
@@ -333,7 +336,7 @@ class TierStream:
         self._looker.close()
 
     def fix_end(self) -> None:
-        """Fixes the end of the stream at the next call of `next`. The stream then ends at the
+        """Makes the next call of `next` fix the end of the stream: the stream then ends at the
         current end of each partition, and ignores later offsets.
         """
         self._ends_here = True
@@ -347,8 +350,8 @@ class TierStream:
             limited: True if the batch limits in the options apply.
 
         Raises:
-            TieredKafkaError: The stream cannot continue. An error for which waiting may help is
-                only logged, if an earlier call has succeeded and the stream has no fixed end.
+            TieredKafkaError: The stream cannot continue. If waiting may help, an earlier call has
+                succeeded, and the stream has no fixed end, the error is logged instead.
         """
         if not self._is_noted:
             self._is_noted = True
@@ -360,7 +363,7 @@ class TierStream:
             # Not in the first call: Spark would use the position as the end of the topic.
             if not error.retriable or not self._has_answered or self._ends_here:
                 raise
-            self._waiting_for = _service_of(error)
+            self._waiting_for = _failed_service(error)
             log.warning("the stream waits for the %s: %s", self._waiting_for, error)
             self._has_failed = True
             self._answered = position
@@ -389,7 +392,7 @@ class TierStream:
             # The ends are known, but brokers or the store do not describe the unread offsets.
             if self._lag is None or not error.retriable:
                 raise
-            age = LagAge(self._looked_at_ms, True, _service_of(error))
+            age = LagAge(self._looked_at_ms, True, _failed_service(error))
             return {**self._lag[2], **age_to_json(age)}
         age = LagAge(self._looked_at_ms, self._is_stale, self._waiting_for)
         return {**lag, **age_to_json(age)}
@@ -432,7 +435,9 @@ class TierStream:
             return _with_retries(lambda: self._plan_again(ranges))
 
     def _plan_again(self, ranges: Sequence[BatchRange]) -> ScanPlan:
-        looks = self._looker.again({each.partition: (each.topic_id, each.start) for each in ranges})
+        looks = self._looker.look_at_batch(
+            {each.partition: (each.topic_id, each.start) for each in ranges}
+        )
         plan = self._plan(ranges, looks)
         # Check the epochs after planning, because planning may have read more of a log.
         for wanted in ranges:
@@ -486,8 +491,8 @@ class TierStream:
         """Chooses the next batch and returns its end. Returns `position` itself if the stream must
         wait.
 
-        Returns `None` if the caller must call it again: while the batch was chosen, the rest of a
-        partition's log was read, so the earlier results may be wrong.
+        Returns `None` if the caller must call it again: while it chose the batch, it read the rest
+        of a partition's log, so its choice may be wrong.
         """
         target = self._target
         pending = pending_partitions(self._options, position, look)
@@ -572,11 +577,9 @@ class TierStream:
         existing: Mapping[tuple[TopicPartition, str], PendingPartition],
         ends: Mapping[tuple[TopicPartition, str], int],
     ) -> None:
-        """Checks that the offsets below `ends` were read or still exist.
-
-        Raises `OffsetOutOfRangeError` if the log of a partition now ends at or below the stream's
-        offset, and the stream has not read all offsets below the partition's end in `ends`. Logs a
-        warning instead if `failOnDataLoss` is false.
+        """Checks that no offset below a partition's end in `ends` was lost before the stream read
+        it. Raises `OffsetOutOfRangeError` if such an offset is unread and the log now ends at or
+        below the stream's offset. Logs a warning instead if `failOnDataLoss` is false.
         """
         for (partition, topic_id), stop in ends.items():
             topic, topic_position = look.get(partition.topic), position.topics.get(partition.topic)
@@ -613,10 +616,10 @@ class TierStream:
         ]
 
     def _up_to_hole(self, pending: PendingPartition) -> PendingPartition:
-        """Returns the unread offsets before a hole, which is a range of missing offsets. This is
-        the first hole that the stream must not skip. Returns `pending` if there is no such hole.
+        """Returns the unread offsets before the first hole that the stream must not skip. Returns
+        `pending` if there is no such hole.
 
-        A hole must not be skipped if a copy of its offsets may be in progress, or if
+        The stream must not skip a hole if a copy of its offsets may be in progress, or if
         `failOnDataLoss` is true.
 
         Raises:
@@ -645,9 +648,7 @@ class TierStream:
         return pending
 
     def _may_be_copied_later(self, partition: TopicPartition, hole: Hole) -> bool:
-        """Returns whether the offsets of a hole may still appear, because their copy may be in
-        progress.
-        """
+        """Returns whether a copy of the offsets of a hole may be in progress."""
         now = self._clock()
         since = self._hole_seen_at.setdefault((*partition, hole.start), now)
         if hole.after.event_timestamp_ms is not None:
@@ -667,7 +668,7 @@ def _with_retries(attempt: Callable[[], _Result]) -> _Result:
     raise AssertionError
 
 
-def _service_of(error: TieredKafkaError) -> str:
+def _failed_service(error: TieredKafkaError) -> str:
     """Returns the service that failed: `brokers`, `registry` or `store`."""
     if isinstance(error, BrokerError):
         return "brokers"

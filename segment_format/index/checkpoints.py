@@ -49,7 +49,7 @@ _TOPIC_ID: Final = re.compile(rb"version: 0\s+topic_id: ([A-Za-z0-9_-]{22})\s*")
 
 @dataclass(frozen=True, slots=True)
 class EpochEntry:
-    """A leader epoch and the first offset that it owns."""
+    """A leader epoch and its first offset."""
 
     epoch: int
     start_offset: int
@@ -57,7 +57,7 @@ class EpochEntry:
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpochCheckpoint:
-    """The lineage of a partition's log: which leader epoch owns which offsets.
+    """The lineage of a partition's log: the leader epochs and their offsets.
 
     Attributes:
         entries: Epochs and start offsets, both strictly increasing.
@@ -149,12 +149,8 @@ def parse_partition_metadata(data: BytesLike) -> uuid.UUID:
 
 
 def _read_entries(data: BytesLike, name: str) -> tuple[list[bytes], int]:
-    """Checks the version and the count of a checkpoint. Returns two values: the lines of its
-    entries, and the byte position of the first entry.
-
-    Args:
-        data: Content of the file.
-        name: Name of the file in errors.
+    """Checks the version and the count of a checkpoint, which errors call `name`. Returns the lines
+    of the entries, and the byte position of the first entry.
     """
     lines = byte_view(data).tobytes().splitlines(keepends=True)
     position = 0

@@ -43,8 +43,6 @@ class ProducerStateEntry:
     """The state of one producer.
 
     Attributes:
-        producer_id: Id of the producer.
-        producer_epoch: Epoch of the producer.
         last_sequence: Last sequence number written, −1 if it wrote only markers.
         last_offset: Offset of the last record written, −1 if it wrote only markers.
         offset_delta: Difference between the last and the first offset of the last batch.

@@ -50,8 +50,8 @@ class TransactionReplay:
     def apply(
         self, batch: DecodedBatch | RecordBatchHeader, marker: ControlRecordType | None
     ) -> None:
-        """Applies the next batch. For a control batch, `marker` is the result of `marker_of`; for
-        data, it is `None`.
+        """Applies the next batch. `marker` is the result of `marker_of` for a control batch, and
+        `None` for data.
         """
         if batch.is_control_batch:
             first = self.open.pop(batch.producer_id, None) if marker is not None else None
@@ -67,7 +67,6 @@ class RebuiltSideFiles:
     """Builds the side files of one segment from its batches.
 
     Args:
-        base_offset: Base offset of the segment.
         size: Size of the segment's log in bytes.
         open_before: Transactions that are open at the base offset, as a mapping from producer id to
             first offset.

@@ -52,7 +52,6 @@ class OffsetIndex(ArrayValue):
     """A parsed offset index.
 
     Attributes:
-        base_offset: Base offset of the segment.
         offsets: Absolute offsets, int64, strictly increasing.
         positions: Positions in the log in bytes, int64, strictly increasing. Same length as
             `offsets`.
@@ -134,7 +133,6 @@ class TimeIndex(ArrayValue):
     """A parsed time index.
 
     Attributes:
-        base_offset: Base offset of the segment.
         timestamps: Timestamps in milliseconds, int64, strictly increasing.
         offsets: Absolute offsets, int64, never decreasing. Same length as `timestamps`.
     """
@@ -194,8 +192,8 @@ class TimeIndex(ArrayValue):
         base_offset)` if there is none.
 
         All records with a timestamp above `timestamp` are in the batch of the returned entry or in
-        later batches. Records with exactly the timestamp `timestamp` are there, too, unless the
-        returned entry has this timestamp. Then they may also be in earlier batches.
+        later batches. Records with the timestamp `timestamp` may also be in earlier batches, but
+        only if the returned entry has this timestamp.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

@@ -39,7 +39,6 @@ class AbortedTxn:
     """One aborted transaction.
 
     Attributes:
-        producer_id: Id of the producer.
         first_offset: Base offset of the transaction's first batch in the partition.
         last_offset: Offset of the transaction's abort marker.
         last_stable_offset: All transactions that begin below this offset were committed or aborted

@@ -59,7 +59,7 @@ class BufferSpec(NamedTuple):
 
 
 class GrowingBuffers:
-    """Buffers that are grouped in levels. All buffers of a level have the same capacity in entries.
+    """Buffers that are grouped in levels. All buffers of a level have equal capacity in entries.
 
     The entries of level 0 are the rows of a batch. Each list or map column has a level for its
     items, and each text column has a level for its bytes.
@@ -96,8 +96,8 @@ class GrowingBuffers:
             self._addresses[spec.slot] = buffer.address
 
     def filled(self, slot: int, size: int) -> pa.Buffer:
-        """Returns the first `size` bytes of a buffer. If they are a small part of the buffer, they
-        are copied, and the memory of the buffer can be released.
+        """Returns the first `size` bytes of a buffer. If they are a small part of the buffer,
+        copies them, so that the memory of the buffer can be released.
         """
         buffer = self._buffers[slot]
         if size * WORTH_COPYING < buffer.size:
@@ -110,12 +110,8 @@ class GrowingBuffers:
 
 
 def resized(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffer:
-    """Allocates a buffer whose first 4 bytes are 0, or changes the size of an existing buffer.
-
-    Args:
-        buffer: The existing buffer; `None` allocates a new one.
-        size: New size in bytes, at least 4.
-        is_zeroed: True if all added bytes are set to 0.
+    """Changes the size of `buffer` to `size` bytes, at least 4. If `buffer` is `None`, allocates a
+    buffer whose first 4 bytes are 0. If `is_zeroed`, all added bytes are set to 0.
     """
     old_size = 0
     if buffer is None:
@@ -136,14 +132,9 @@ def make_array(
     buffers: Sequence[pa.Buffer] = (),
     children: Sequence[pa.Array] | None = None,
 ) -> pa.Array:
-    """Builds an Arrow array from filled buffers.
-
-    Args:
-        kind: Type of the array.
-        rows: Length of the array.
-        present: One byte for each row, which is 0 if the row is null. `None` if no row is null.
-        buffers: Buffers of the array, without the validity bitmap.
-        children: Child arrays if the type is nested.
+    """Builds an Arrow array of `rows` rows from filled buffers. `present` has one byte for each
+    row, which is 0 if the row is null (`None`: no row is null); `buffers` does not include the
+    validity bitmap. A nested type has child arrays.
     """
     nulls = 0 if present is None else rows - int(np.count_nonzero(present))
     validity = pack_bits(present) if nulls and present is not None else None

@@ -41,7 +41,6 @@ class BatchTable:
     Columns are int64 arrays unless noted.
 
     Attributes:
-        positions: Position of each batch in the log.
         base_offsets: First offset of the batch when it was produced, before compaction.
         last_offsets: Last offset of the batch when it was produced, before compaction.
         leader_epochs: Leader epoch; -1 if the batch has none.
@@ -77,7 +76,7 @@ class BatchScanner:
     """Reads the batch headers of a log into tables. The caller passes the log in windows
     (consecutive pieces) of any size.
 
-    Windows are not copied, except an entry that spans several windows (at most `max_batch_bytes`).
+    Only an entry that spans several windows is copied (at most `max_batch_bytes`).
 
     Args:
         size: Size of the log in bytes.
@@ -180,11 +179,9 @@ class BatchScanner:
         self._tail = bytearray(view[slots[c.SCAN_POSITION] :])
 
     def _read_contents(self, view: memoryview, first: int, origin: int) -> None:
-        """Completes the new rows of the table, which begin at row `first`. For this, decodes those
-        batches whose headers do not contain all values of the row.
-
-        A control batch is decoded to get its marker. A batch that begins before the start offset is
-        decoded to count its records from the start offset on.
+        """Completes the rows of the table from row `first` on, by decoding batches whose headers do
+        not contain all values: control batches, for the marker, and batches that begin before the
+        start offset, to count the records from the start offset on.
         """
         table = self._table[:, first : self._slots[c.SCAN_ROWS]]
         is_control = table[c.SCAN_ATTRIBUTES] & CONTROL_BIT != 0
@@ -211,10 +208,8 @@ class BatchScanner:
 
     def _read_legacy_entry(self, view: memoryview) -> bool:
         """Reads an entry that the kernel does not read, because its format is 0 or 1 or it is
-        invalid. Returns whether the entry was complete.
-
-        Raises:
-            SegmentFormatError: The entry is invalid.
+        invalid. Returns whether the entry was complete. Raises `SegmentFormatError` if the entry is
+        invalid.
         """
         position, slots = self._position, self._slots
         entry = read_prefix(view, at=position)

@@ -99,7 +99,7 @@ class Column:
 
     Attributes:
         type: Arrow type of the column.
-        wanted: Bit for this column in slot `WANTED` of the frame.
+        wanted: Bit of the column in slot `WANTED` of the frame.
         buffers: Those buffers of the column that have a fixed size per row.
         build: Builds the Arrow array from filled buffers and the number of rows.
     """
@@ -137,7 +137,7 @@ def _binary(
 
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
-    """Returns a column of numbers. If the kernel writes −1 to a row, the row is null."""
+    """Returns a column of numbers. A row is null if the kernel writes −1 to it."""
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
@@ -239,7 +239,7 @@ _ALIGNMENT: Final = 64
 
 class _Growing(NamedTuple):
     """Describes buffers of one column that have no fixed size per row, such as the bytes of all
-    keys. All these buffers have the same number of entries.
+    keys. All buffers of a column have the same number of entries.
 
     Attributes:
         column: Name of the column that the buffers store.
@@ -304,17 +304,16 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """Properties that all batches of a decoder share, see `ColumnBuffers`. Decoders with the same
-    arguments use the same cached `_Shape`.
+    """Properties that all batches of a decoder share, see `ColumnBuffers`. Cached for decoders with
+    equal arguments.
 
     Attributes:
-        columns: Columns of the batches.
         growing: Buffers of these columns without a fixed size per row.
         first_capacities: Initial capacity of each item of `growing`.
         max_rows: Maximum number of rows of a batch.
         max_bytes: Maximum number of bytes of all variable-size columns.
-        bits: Two values: the number of bits per row in all `columns` together, and the number of
-            bits per entry in each item of `growing`.
+        bits: Two values: the sum of the bits per row of all `columns`, and the bits per entry of
+            each item of `growing`.
     """
 
     columns: tuple[Column, ...]
@@ -424,7 +423,7 @@ class ColumnBuffers:
             new[to : to + size] = old[start : start + size]
 
     def _used(self) -> list[tuple[int, int]]:
-        """Returns a pair for each buffer: its slot, and the number of its bytes that are filled."""
+        """Returns the slot and the number of filled bytes of each buffer."""
         slots = self._slots
         rows = slots[c.ROWS]
         used = [(b.slot, b.size(rows)) for column in self._shape.columns for b in column.buffers]
@@ -436,7 +435,7 @@ class ColumnBuffers:
         """Returns the filled bytes of all buffers.
 
         If they are a small part of the allocated memory, they are copied to a smaller allocation.
-        Without this copy, the last batch of each segment would occupy a MiB, even with a few rows.
+        Otherwise the last batch of each segment would occupy a MiB even with a few rows.
         """
         layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
         bits = row_bits * slots[c.ROWS]
@@ -473,9 +472,8 @@ class ColumnBuffers:
         Call `begin` before the kernel fills more rows.
 
         Args:
-            last: True if this is the last batch of the decoder. If the decoder had other batches
-                before, the size of the last batch does not affect the initial capacities of the
-                next decoder.
+            last: True for the last batch of the decoder. Its size does not affect the initial
+                capacities of the next decoder, unless it is the only batch.
         """
         global _last_capacities
         shape = self._shape
@@ -493,8 +491,8 @@ class ColumnBuffers:
 
     def _next_capacity(self, growing: _Growing, first: int) -> int:
         """Returns the capacity of a growing buffer in the next batch. The capacity is halved if
-        less than a quarter of it was filled, because a consumer of a batch keeps all of its memory
-        alive.
+        less than a quarter of it was filled, because a consumer of a batch keeps all memory of the
+        batch alive.
         """
         capacity = self._slots[growing.capacity]
         if 4 * self._slots[growing.filled] < capacity:
@@ -525,8 +523,8 @@ class Constant:
 def constants_at(
     columns: Sequence[str], values: Mapping[str, str | int | None]
 ) -> list[tuple[int, Constant]]:
-    """Creates a `Constant` for each name in `columns` that `values` contains. Returns a pair for
-    each of them: the position of the name in `columns`, and the `Constant`.
+    """For each name in `columns` that `values` contains, returns the position of the name in
+    `columns` and a `Constant`.
     """
     return [(index, Constant(values[name])) for index, name in enumerate(columns) if name in values]
 

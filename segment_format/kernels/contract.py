@@ -2,9 +2,9 @@
 
 A frame is an int64 array with a named slot for each value. The record kernel gets three arguments:
 the window, the payload of a batch that Python decompressed (or an empty array), and the frame. The
-kernel stores its whole state in the frame and returns a status. So the next call continues where
+kernel stores its whole state in the frame and returns a status, so the next call continues where
 the last call stopped. A call stops at the end of a window. It also stops in the middle of a batch
-if the columns are full, and Python then takes the columns.
+if the columns are full, so that Python can take the columns.
 
 The frame contains the addresses of the column buffers, and their capacities in entries. The owner
 of the frame must keep the buffers alive. For each buffer, it must allocate `COPY_SLACK` more bytes

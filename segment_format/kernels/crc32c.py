@@ -1,11 +1,11 @@
 """CRC-32C (Castagnoli) inside the kernels. Uses vectors or the CPU's CRC instruction if possible,
 else tables.
 
-A CRC instruction must wait for the result of the previous one. So a large input is split into three
-consecutive parts of equal size. Their CRCs are computed in an interleaved loop ("chains") and then
-combined. To combine the CRCs of two parts, the CRC of the first part is needed as if n zero bytes
-followed it, where n is the size of the second part. This is a linear map of the CRC. It is stored
-as four tables of 256 words, for each of the two possible sizes of parts.
+Each CRC instruction must wait for the result of the previous instruction. So a large input is split
+into three consecutive parts of equal size, whose CRCs are computed in one interleaved loop
+("chains") and then combined. To combine the CRCs of two parts, the first CRC is changed as if n
+zero bytes followed, where n is the size of the second part. This change is a linear map, stored as
+four tables of 256 words for each of the two possible sizes of parts.
 
 The vector method uses carry-less multiplication of 512-bit vectors. A message is a polynomial over
 GF(2), and its CRC is the remainder of the division by the Castagnoli polynomial P. If 16 bytes are

@@ -1,10 +1,9 @@
 """Decodes the records of a batch into columns. Each record is parsed, checked and copied in one
 pass.
 
-The pure Python decoder `segment_format.record.records` documents the byte layout. If only
-timestamps or offsets are wanted, `segment_format.kernels.skip_records` is used instead. The headers
-of a record are first checked and measured, and then copied into a list<struct<string, binary>>
-column.
+`segment_format.record.records` documents the byte layout. If only timestamps or offsets are wanted,
+`segment_format.kernels.skip_records` is used instead. Record headers are first checked and
+measured, and then copied into a list<struct<string, binary>> column.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ MIN_BODY = 6
 
 @inlined
 def read_start(address: Address) -> Value:
-    """Parses the first fields of a record of the usual kind with one load of 8 bytes.
+    """Parses the first fields of a record of the usual kind at `address` with one load of 8 bytes
+    (`WORD_SIZE`), which must be readable.
 
     In such a record, the length, the timestamp delta and the offset delta take one or two bytes
     each. Together with the attributes, these fields have at most seven bytes. Every record with all
@@ -65,9 +65,6 @@ def read_start(address: Address) -> Value:
     * `body`: address of the attributes; 0 if the record is not of the usual kind.
     * `next address`: address after the offset delta.
     * `offset delta`.
-
-    Args:
-        address: Address of the record. `WORD_SIZE` bytes must be readable there.
     """
     word = load_word(address)
     if word & _ONE:  # a negative size
@@ -104,9 +101,9 @@ def read_start(address: Address) -> Value:
 def read_head(address: Address, records_stop: Address) -> Value:
     """Parses the first fields of a record of any kind.
 
-    Returns five values: `(status, stop, next address, timestamp delta, offset delta)`. The status
-    is CONTINUE or an error. `stop` is the address after the record. `next address` is the address
-    after the offset delta.
+    Returns `(status, stop, next address, timestamp delta, offset delta)`. The status is CONTINUE or
+    an error. `stop` is the address after the record, and `next address` the address after the
+    offset delta.
     """
     size, position = read_varint(address, records_stop)
     if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
@@ -141,8 +138,8 @@ def leave_batch(
     least_offset: Value,
     frame: Frame,
 ) -> Value:
-    """Stores the position in the batch in the frame. Returns `status`. If `status` is CONTINUE, but
-    bytes follow the last record, returns an error status instead.
+    """Stores the position in the batch in the frame. Returns `status`, or an error status if
+    `status` is CONTINUE but bytes follow the last record.
     """
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(address - source)
@@ -220,7 +217,7 @@ def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) 
 
 @helper
 def clear_bit(bitmap: Value, index: Value) -> None:
-    """Clears bit `index` of a validity bitmap, which marks this entry as null."""
+    """Clears bit `index` of a validity bitmap, which makes the entry null."""
     byte_address = np.uint64(bitmap + (index >> 3))
     store_u8(byte_address, np.int64(load_u8(byte_address)) & ~(1 << (index & 7)))
 
@@ -269,8 +266,8 @@ def _word_at(row: Value) -> Value:
 
 @inlined
 def fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
-    """Fills the rows from `first` to `stop` (exclusive) in those columns that have the same value
-    for all records of a batch.
+    """Fills the rows from `first` to `stop` (exclusive) of the columns that have one value per
+    batch.
     """
     wanted = frame[c.WANTED]
     if wanted & c.WANT_TIMESTAMP_TYPE:

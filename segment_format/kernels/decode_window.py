@@ -85,8 +85,8 @@ _COMMIT = 1
 
 @helper
 def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
-    """Among the aborted intervals of a producer, returns the index of the last interval that begins
-    at or before `base_offset`. Returns -1 if no such interval exists.
+    """Returns the index of the last aborted interval of a producer that begins at or before
+    `base_offset`; -1 if there is none.
 
     The intervals in the frame are sorted by producer id and first offset.
     """
@@ -111,10 +111,9 @@ def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
 
 @inlined
 def aborted_stop_of(address: Address, frame: Frame) -> Value:
-    """Finds the aborted interval that `interval_at` returns for the batch at `address`. Returns the
-    offset of the ABORT marker that ends this interval; -1 if there is no interval.
-
-    A transactional batch is aborted if its base offset is below the returned offset.
+    """For the batch at `address`, returns the offset of the ABORT marker that ends the interval of
+    `interval_at`; -1 if there is no interval. A transactional batch is aborted if its base offset
+    is below the returned offset.
     """
     if frame[c.ABORTED_COUNT] == 0:
         return np.int64(-1)
@@ -152,9 +151,7 @@ def _marker_type(address: Address, size: Value) -> Value:
 
 @inlined
 def _producer_entry(producer_id: Value, state: Address) -> Address:
-    """Returns the address of a producer's entry in the table of producers. Adds an entry if the
-    table has none.
-    """
+    """Returns the address of a producer's entry in the table of producers. Adds a missing entry."""
     table = np.uint64(load_i64_native(state + np.uint64(8 * c.TXN_TABLE)))
     mask = np.uint64(load_i64_native(state + np.uint64(8 * c.TXN_MASK)))
     number = (np.uint64(producer_id) * _MULTIPLIER >> np.uint64(32)) & mask
@@ -182,17 +179,12 @@ def needs_producer_capacity(frame: Frame) -> Value:
 
 @inlined
 def track_transaction(address: Address, size: Value, aborted_stop: Value, frame: Frame) -> Value:
-    """Updates the state of a producer after a transactional batch or a control batch. The caller
-    must have checked the checksum of the batch.
+    """Updates the state of a producer after a transactional batch or a control batch of `size`
+    bytes at `address`. The caller must have checked the checksum of the batch. `aborted_stop` is
+    the result of `aborted_stop_of`.
 
     Returns CONTINUE, or ERROR_TRANSACTION if the batch contradicts the intervals of aborted
     transactions.
-
-    Args:
-        address: Address of the batch.
-        size: Size of the batch in bytes.
-        aborted_stop: Result of `aborted_stop_of` for the batch.
-        frame: Frame that `segment_format.kernels.contract` describes.
     """
     if load_i16(address + np.uint64(21)) & 0x20 != 0:
         return _track_marker(address, size, frame)
@@ -279,14 +271,14 @@ def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Fr
 def _dated_outside(
     base_timestamp: Value, max_timestamp: Value, attributes: Value, frame: Frame
 ) -> Value:
-    """Returns whether, according to its header, a batch contains no record with a wanted timestamp.
+    """Returns whether the header of a batch proves that no record has a wanted timestamp.
 
     The header contains the largest timestamp. With LogAppendTime, all records have this timestamp.
     The base timestamp is the timestamp of the first record, which is not always the smallest. Some
     clients write -1, 0 or an old value as the largest timestamp, so a largest timestamp below the
     base timestamp is ignored.
 
-    If bit 6 of the attributes is set, the log cleaner wrote the batch. Then the base timestamp is a
+    If bit 6 of the attributes is set, the log cleaner wrote the batch: the base timestamp is a
     delete horizon, but the largest timestamp is correct, because the cleaner computed it.
     """
     if max_timestamp == -1:
@@ -323,8 +315,8 @@ def _wrong_crc(address: Address, size: Value, frame: Frame) -> Value:
 
 @helper
 def _check_skipped(source: Address, frame: Frame) -> Value:
-    """Compares the checksum of the last batch that was skipped because of its offsets. Does not
-    compare it again if it was compared before. Returns whether the checksum is wrong.
+    """Returns whether the last batch that was skipped because of its offsets has a wrong checksum.
+    Computes the checksum only once.
     """
     size = frame[c.SKIPPED_SIZE]
     if size != 0:
@@ -360,8 +352,8 @@ def _stops_here(address: Address, position: Value, size: Value, left: Value, fra
     """Checks a batch of magic 2 at or after the stop offset. Returns FINISHED if the decoding ends
     here, NEED_MORE if the window has too few bytes for the checks, and an error status otherwise.
 
-    The base offset is always compared with the offsets that the batch may have. No checksum covers
-    it. So if offsets are missing before the stop offset, the base offset may be wrong. Then the
+    The base offset is always compared with the offsets that the batch may have, because no checksum
+    covers it. If offsets are missing before the stop offset, the base offset may be wrong. Then the
     checksum and the last offset of the batch are checked, too, and the next entry must begin after
     the last offset.
     """
@@ -530,8 +522,8 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
 
 @inlined
 def _is_selected(address: Address, aborted_stop: Value, frame: Frame) -> Value:
-    """Returns whether a valid batch may contain records to return. Counts it as skipped if it does
-    not.
+    """Returns whether a valid batch may contain records to return. Otherwise counts the batch as
+    skipped.
     """
     attributes = load_i16(address + np.uint64(21))
     if attributes & 0x20:
@@ -626,8 +618,8 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
 def decode_window(
     window: Address, window_size: Value, payload: Address, payload_size: Value, state: Address
 ) -> Value:
-    """Decodes entries until the caller must act. Returns a status, which says what the caller must
-    do. See `segment_format.kernels.contract`.
+    """Decodes entries until the caller must act. Returns a status, see
+    `segment_format.kernels.contract`.
 
     Args:
         window: Address of the bytes of a log. They begin with an entry.

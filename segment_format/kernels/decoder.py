@@ -34,6 +34,7 @@ from segment_format.kernels.native import load_kernel
 from segment_format.record.batch_header import (
     HEADER_SIZE,
     MAGIC_2,
+    RecordBatchHeader,
     record_count_message,
     record_offset_message,
 )
@@ -67,15 +68,13 @@ class DecodeCounters:
         records: Records that were returned as rows.
         bytes: Stored bytes of the entries that were skipped or decoded.
         batches_skipped_control: Control batches, which are always skipped.
-        batches_skipped_aborted: Skipped batches of aborted transactions.
+        batches_skipped_aborted: Batches of aborted transactions, which are skipped.
         batches_skipped_offset: Entries that were skipped because they end before the first wanted
             offset.
-        records_skipped_offset: Records of decoded batches that were skipped because their offsets
-            are not wanted.
+        records_skipped_offset: Records of decoded batches with unwanted offsets.
         batches_skipped_timestamp: Batches that were skipped because no record has a wanted
             timestamp, according to the batch header.
-        records_skipped_key: Records with a wanted offset that were skipped because their key is not
-            wanted.
+        records_skipped_key: Records with wanted offsets and unwanted keys.
     """
 
     batches: int = 0
@@ -89,7 +88,7 @@ class DecodeCounters:
     records_skipped_key: int = 0
 
     def __add__(self, other: DecodeCounters) -> DecodeCounters:
-        """Returns the sums of two decoders' counters."""
+        """Returns the sum of two decoders' counters."""
         return DecodeCounters(*map(operator.add, astuple(self), astuple(other)))
 
 
@@ -125,12 +124,8 @@ def order_message(first: int, last: int, frame: Sequence[int]) -> str:
 
 
 def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
-    """Returns the error for a negative status of the kernel.
-
-    Args:
-        status: Negative status that the kernel returned.
-        frame: Frame of the kernel, which contains details of the error.
-        origin: Position of the window's first byte in the log.
+    """Returns the error for a negative status of the kernel. `origin` is the position of the
+    window's first byte in the log. The frame contains details of the error.
     """
     position = origin + frame[c.ERROR_POSITION]
     offset = frame[c.ERROR_OFFSET]
@@ -227,9 +222,8 @@ class RecordDecoder:
     decoding (`done`).
 
     No checksum covers a batch's base offset. So if offsets are missing at the start or the end of
-    the range, the CRC of the batch before or after the missing offsets is compared. The offsets of
-    this batch must also be above those of the entry before it and below those of the entry after
-    it.
+    the range, the CRC of the batch before or after the missing offsets is compared. This batch must
+    also have higher offsets than the entry before it, and lower offsets than the entry after it.
 
     The wanted timestamps are compared only with batch headers, to skip whole batches. So all rows
     with wanted timestamps are returned, and possibly rows with other timestamps.
@@ -262,8 +256,8 @@ class RecordDecoder:
         keys: If given, only records with these keys are returned. In other records, only the key's
             length and the fields before the key are checked.
         transactions: If given, a control batch that contradicts `aborted` is an error. Decoders of
-            consecutive parts of a log may share this object. The caller must call its method
-            `finish`.
+            consecutive parts of a log may share a `TransactionCheck`. The caller must call
+            `TransactionCheck.finish`.
 
     Raises:
         ValueError: A column is unknown or a bound is out of range.
@@ -332,8 +326,8 @@ class RecordDecoder:
 
     @property
     def done(self) -> bool:
-        """True if a batch at or after the stop offset was read. No rows follow then, except those
-        that `flush` and `finish` return.
+        """True if a batch at or after the stop offset was read. After that, only `flush` and
+        `finish` return rows.
         """
         return bool(self._slots[c.DONE])
 
@@ -347,15 +341,15 @@ class RecordDecoder:
         """One past the last offset of the entries that were skipped or decoded. 0 if
         `offset_bounds` was not given.
 
-        The entry that ends the decoding counts only if its check must wait for bytes of a later
-        window.
+        The entry that ends the decoding counts only if the check of the entry must wait for bytes
+        of a later window.
         """
         return self._slots[c.STOPPING_NEXT if self._slots[c.STOPPING] else c.NEXT_OFFSET]
 
     @property
     def open_bounds(self) -> tuple[int, int] | None:
-        """The `offset_bounds` for another decoder that continues with the next entry. `None` if
-        this decoder got no `offset_bounds`.
+        """The `offset_bounds` for a decoder that continues with the next entry; `None` if this
+        decoder got no `offset_bounds`.
         """
         slots = self._slots
         return (slots[c.NEXT_OFFSET], slots[c.OFFSETS_STOP]) if slots[c.ORDERED] else None
@@ -384,7 +378,7 @@ class RecordDecoder:
         """Yields the rows that `feed` has not yielded yet. The decoder can be used afterwards.
 
         Raises:
-            RuntimeError: Same as for `feed`.
+            RuntimeError: See `feed`.
         """
         self._begin()
         return self._flush()
@@ -394,7 +388,7 @@ class RecordDecoder:
 
         Raises:
             TruncatedBatchError: The bytes that were fed end inside an entry, and `done` is false.
-            RuntimeError: Same as for `feed`.
+            RuntimeError: See `feed`.
         """
         self._begin()
         return self._finish()
@@ -449,7 +443,11 @@ class RecordDecoder:
         slots[c.POSITION] = 0
         while True:
             yield from self._run(window, b"")
-            if slots[c.DONE] or not self._at_legacy:
+            if slots[c.DONE]:
+                # The kernel knows only the last offset of a wrapper after the stop batch.
+                slots[c.DONE] = self._is_followed_batch(byte_view(window))
+                break
+            if not self._at_legacy:
                 break
             yield from self._decode_legacy(window)
             if slots[c.DONE] or slots[c.STOPPING]:
@@ -511,9 +509,9 @@ class RecordDecoder:
     def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
         """Decodes or skips the entry of magic 0 or 1 at the current position.
 
-        If the entry is at or after the stop offset, it ends the decoding instead. Then the entry
-        after it may have to be checked, too. If the window does not contain that entry, sets slot
-        `STOPPING`, and the next window must be fed.
+        If the entry is at or after the stop offset, it ends the decoding, and the next entry may
+        have to be checked. If the window does not contain the next entry, sets slot `STOPPING`, and
+        the next window must be fed.
         """
         slots = self._slots
         position = slots[c.POSITION]
@@ -531,7 +529,7 @@ class RecordDecoder:
                 self._check_skipped()
             slots[c.SKIPPED_IS_BROKEN] = 0
             if batch.base_offset >= slots[c.STOP_OFFSET]:
-                slots[c.DONE] = self._is_followed(view, entry)
+                slots[c.DONE] = self._is_followed(view, entry, entry.offset)
                 return
             for record in batch.records:
                 # The window is empty, so the kernel stops after this record.
@@ -565,20 +563,27 @@ class RecordDecoder:
                 offset=entry.offset,
             )
 
-    def _is_followed(self, view: memoryview, stop: Entry) -> bool:
-        """Checks that the entry after `stop` has larger offsets than `stop`. `stop` is an entry of
-        magic 0 or 1 that ends the decoding. Makes this check only if offsets are missing before the
-        stop offset.
-
-        Returns False if the check needs more bytes than the window has, and True otherwise.
-
-        Raises:
-            CorruptRecordError: The offsets of the two entries do not ascend.
+    def _is_followed_batch(self, view: memoryview) -> bool:
+        """Calls `_is_followed` for the batch of magic 2 that ends the decoding, if offsets are
+        missing before it.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
             return True
-        slots[c.STOPPING_NEXT] = stop.offset + 1
+        stop = read_entry(view, slots[c.POSITION])
+        header = RecordBatchHeader.from_bytes(view, stop.position)
+        return self._is_followed(view, stop, header.last_offset)
+
+    def _is_followed(self, view: memoryview, stop: Entry, last_offset: int) -> bool:
+        """If offsets are missing before the stop offset, checks that the entry after `stop` begins
+        after `last_offset`, the last offset of `stop`. `stop` is the entry that ends the decoding.
+        Returns False if the check needs more bytes than the window has. Raises `CorruptRecordError`
+        if the offsets do not ascend.
+        """
+        slots = self._slots
+        if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
+            return True
+        slots[c.STOPPING_NEXT] = last_offset + 1
         needed = stop.size + ENTRY_PREFIX_SIZE
         if stop.position + needed <= len(view):
             entry = read_prefix(view, stop.stop, at=stop.stop)
@@ -592,9 +597,9 @@ class RecordDecoder:
             slots[c.STOPPING] = 1
             slots[c.NEEDED] = needed
             return False
-        if first <= stop.offset:
+        if first <= last_offset:
             raise CorruptRecordError(
-                order_message(stop.offset, stop.offset, slots),
+                order_message(stop.offset, last_offset, slots),
                 position=self._origin + stop.position,
                 offset=stop.offset,
             )
@@ -602,10 +607,9 @@ class RecordDecoder:
 
     def _note_skipped(self, view: memoryview, entry: Entry) -> None:
         """Checks an entry of magic 0 or 1 that ends before the start offset. Stores the error of an
-        invalid entry, which `_check_skipped` raises if the entry may contain wanted offsets.
+        invalid entry for `_check_skipped`.
 
-        The entry must be decompressed for this check, because a wrapper message does not contain
-        its first offset.
+        The entry must be decompressed, because a wrapper message does not contain its first offset.
         """
         slots = self._slots
         slots[c.SKIPPED_IS_BROKEN] = slots[c.SKIPPED_SIZE] = 0
@@ -618,8 +622,8 @@ class RecordDecoder:
                 self._skipped_error = error
 
     def _check_skipped(self) -> None:
-        """Raises the error of the entry that was skipped last, if it is invalid. Called if that
-        entry may contain wanted offsets.
+        """Raises the error of the last skipped entry, if it is invalid. Called if the entry may
+        contain wanted offsets.
         """
         slots = self._slots
         if slots[c.SKIPPED_IS_BROKEN]:
@@ -631,7 +635,7 @@ class RecordDecoder:
 
     def _error_of(self, status: int) -> SegmentFormatError:
         """Returns the error for a negative status of the kernel. For ERROR_SKIPPED, returns the
-        error that `_note_skipped` has stored, if it has stored one.
+        error from `_note_skipped`, if there is one.
         """
         if status == c.ERROR_SKIPPED and self._slots[c.SKIPPED_STORED_CRC] < 0:
             return self._skipped_error
@@ -648,11 +652,8 @@ class RecordDecoder:
 
 
 def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.DataType:
-    """Returns a struct type with the columns of an Arrow batch.
-
-    Args:
-        names: Names of the columns.
-        constants: Columns with the same value in all rows, by their index in `names`.
+    """Returns a struct type with the columns `names` of an Arrow batch. `constants` contains the
+    columns with one value in all rows, by index in `names`.
     """
     types = [
         constants[index].type if index in constants else COLUMNS[name].type
@@ -665,7 +666,7 @@ def _share_arrays(
     frame: NDArray[np.int64], aborted: AbortedIntervals, lineage: Sequence[EpochEntry]
 ) -> tuple[NDArray[np.int64], ...]:
     """Stores the addresses and lengths of the aborted intervals and of the lineage in the frame.
-    Returns the arrays at these addresses, which the caller must keep alive.
+    Returns the arrays, which the caller must keep alive.
     """
     arrays: dict[int, ArrayLike] = {
         c.ABORTED_PRODUCER_IDS: aborted.producer_ids,

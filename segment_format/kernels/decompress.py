@@ -185,7 +185,7 @@ def decompress_lz4(source: Address, target: Address) -> Value:
 @inlined
 def _more(address: Address, stop: Address, length: Value) -> Value:
     """Reads the further bytes of a length and adds them to `length`. Returns `(length, next
-    address)`. The next address is 0 if the bytes end before the length is complete.
+    address)`. The next address is 0 if the length is incomplete.
     """
     while address < stop:
         byte = load_u8(address)
@@ -242,8 +242,8 @@ _SNAPPY_MAX_RATIO = np.uint64(22)
 
 @helper
 def snappy_bound(source: Address, size: Value) -> Value:
-    """Returns the decompressed size of a snappy stream in bytes, as the blocks of the stream state
-    it. Returns -1 if this module does not support the stream.
+    """Returns the decompressed size that the blocks of a snappy stream state, in bytes; -1 if this
+    module does not support the stream.
     """
     stop = source + size
     if size < _SNAPPY_HEADER_SIZE or load_word(source) != _SNAPPY_MAGIC:

@@ -3,10 +3,12 @@
 `tools/build_kernels.py` compiles all kernels into one shared library next to this module, in
 variants for different CPUs. `load_kernel` opens this library and chooses the variant for this CPU,
 so neither numba nor LLVM is imported. If there is no usable library, numba compiles the kernels
-when they are first used (`segment_format.kernels.jit`).
+when they are first used. Numba caches the machine code in the user's cache folder, in a folder of
+its own for each version of the sources. If this folder cannot be written, each process compiles the
+kernels.
 
-The library contains the paths and digests of the sources from which it was compiled. A library
-whose sources have changed is not used, unless only comments and docstrings have changed.
+The library contains the paths and digests of the sources from which it was compiled. It is not used
+if code in a source has changed; changes of comments and docstrings do not matter.
 
 `KTS_KERNELS` in the environment names the variant to use, or `jit` for numba.
 """
@@ -18,13 +20,65 @@ import hashlib
 import io
 import os
 import platform
+import stat
 import sys
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_NOTICE: Final = "compiling kernels, once per machine, about 20 s"
+
+
+def compile_kernel(name: str, module: str, signature: str, reason: str) -> Callable[..., int]:
+    """Returns the kernel `name` of `module` (a module below `segment_format`), which numba compiles
+    now, or has compiled before. `reason` says why the kernel is not taken from the library.
+
+    Raises:
+        ImportError: numba is not installed.
+    """
+    try:
+        from segment_format.kernels.compiled import numba_config
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"No compiled kernels: {reason}. In a checkout, run `make kernels`."
+            " On a platform without a wheel, install numba: the extra `jit` of tiered-kafka."
+        ) from error
+    dispatcher: Any = getattr(import_module(f"segment_format.{module}"), name)
+    folder = _cache_folder()
+    if folder is None or not any(folder.rglob(f"*.{name}-*.nbi")):
+        sys.stderr.write(f"tiered-kafka: {_NOTICE} ({reason})\n")
+    if folder is not None:
+        numba_config.CACHE_DIR = str(folder)
+        dispatcher.enable_caching()
+    dispatcher.compile(signature)
+    compiled: Callable[..., int] = dispatcher
+    return compiled
+
+
+def _cache_folder() -> Path | None:
+    """Returns the folder for the machine code of these sources; `None` if other users could write
+    to it.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    digest = hashlib.sha256()
+    try:
+        for part in ("kernels", "values"):
+            for path in sorted((_PACKAGE / part).rglob("*.py")):
+                digest.update(path.read_bytes())
+        folder = Path(home) / "tiered-kafka" / f"kernels-{digest.hexdigest()[:16]}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except (OSError, RuntimeError):
+        return None
+    is_private = status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == 0o700
+    return folder if is_private else None
+
 
 PACKAGE: Final = Path(__file__).parents[1]
 LIBRARY: Final = PACKAGE / "kernels" / "kernels.so"
@@ -102,7 +156,7 @@ VARIANTS: Final = {
 
 @lru_cache
 def load_kernel(name: str) -> Callable[..., int]:
-    """Returns a kernel. Its parameters are numbers; addresses are numbers, too.
+    """Returns a kernel. All parameters are numbers, including addresses.
 
     Args:
         name: Name of the kernel in `KERNELS`.
@@ -112,8 +166,6 @@ def load_kernel(name: str) -> Callable[..., int]:
     """
     library = _library()
     if isinstance(library, str):
-        from segment_format.kernels.jit import compile_kernel
-
         return compile_kernel(name, *KERNELS[name], library)
     return library_kernel(*library, name)
 
@@ -177,8 +229,8 @@ def source_digest(source: bytes) -> str:
 
 
 def code_digest(source: bytes) -> str:
-    """Returns a digest of a source file that its comments and docstrings do not change. Slow, so
-    only used if the file has changed.
+    """Returns a digest of a source file without comments and docstrings. Slow, so it is only used
+    if the file has changed.
     """
     import tokenize
 

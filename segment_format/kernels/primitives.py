@@ -12,8 +12,8 @@ first. Its top bit is set if another byte follows. A varint (32 bits) has at mos
 
 Arrow strings must be valid UTF-8, so malformed header keys are repaired. As in
 `bytes.decode("utf-8", "replace")`, each malformed sequence is replaced by U+FFFD, which has three
-bytes. A malformed sequence ends before the first byte that cannot continue it. If its first byte
-cannot begin a valid sequence, it consists of this byte.
+bytes. A malformed sequence ends before the first byte that cannot continue it, but has at least one
+byte.
 """
 
 from __future__ import annotations
@@ -311,8 +311,8 @@ def utf8_size(address: Address, size: Value) -> Value:
 
 @helper
 def copy_utf8(target: Address, address: Address, size: Value) -> Value:
-    """Copies a text to `target` and replaces each malformed sequence by U+FFFD. The first value
-    that `utf8_size` returns is the number of bytes that are written.
+    """Copies a text to `target` and replaces each malformed sequence by U+FFFD. Writes as many
+    bytes as the first value of `utf8_size`.
     """
     cursor = address
     stop = address + size
@@ -345,8 +345,8 @@ def _low_bytes(size: Value) -> Value:
 @inlined
 def copy_text(target: Address, source: Address, size: Value, limit: Address) -> Value:
     """Copies `size` bytes (int64), 16 at a time. Returns False if all bytes are ASCII. Returns True
-    if some bytes are not ASCII, or if this was not checked because fewer than `size + 16` bytes
-    precede `limit`.
+    if a byte is not ASCII, or if this was not checked because fewer than 16 bytes follow the text
+    before `limit`.
 
     Up to 16 bytes after the target may be overwritten. Reads nothing at or after `limit`.
     """

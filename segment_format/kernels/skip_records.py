@@ -60,8 +60,8 @@ def _step_offsets(
     stop_offset: Value,
     ahead: Value,
 ) -> Value:
-    """Reads the offsets of consecutive records. Stops at the first record that `read_start` does
-    not support, or that does not have a wanted offset.
+    """Reads the offsets of consecutive records. Stops at the first record that has no wanted offset
+    or that `read_start` does not support.
 
     Returns `(address, row, left, least)`: the address of the first record that was not read, the
     next row, the number of records left, and one past the last offset that was read.
@@ -91,10 +91,10 @@ def _step_offsets(
 @helper
 def step_records(source: Address, frame: Frame) -> Value:
     """Decodes the remaining records of the current batch like `decode_records`, but reads and
-    checks no field after the offset delta. This is faster.
+    checks no field after the offset delta, which is faster.
 
-    Requires that all wanted columns are offsets, timestamps, or columns with one value per batch:
-    no bit of `NEEDS_BODY` may be set.
+    All wanted columns must be offsets, timestamps, or columns with one value per batch: no bit of
+    `NEEDS_BODY` may be set.
     """
     wanted = frame[c.WANTED]
     want_offset = wanted & c.WANT_OFFSET != 0
@@ -178,8 +178,8 @@ _LONG = LONG
 
 @inlined
 def _same_bytes(left: Address, right: Address, size: Value) -> Value:
-    """Returns whether two byte ranges are equal. Compares their last bytes first, because many keys
-    begin with the same bytes.
+    """Returns whether two byte ranges are equal. Compares the last bytes first, because many keys
+    have a common beginning.
     """
     if size >= 8:
         behind = np.uint64(size) - _EIGHT
@@ -263,10 +263,6 @@ def seek_key(source: Address, frame: Frame) -> Value:
     * CONTINUE: the batch has no further record with a wanted key, and no bytes follow its last
       record.
     * A negative status: the batch is malformed.
-
-    Args:
-        source: Address of the array that contains the records.
-        frame: Frame that `segment_format.kernels.contract` describes.
     """
     start_offset = frame[c.START_OFFSET]
     stop_offset = frame[c.STOP_OFFSET]

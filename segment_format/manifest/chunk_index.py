@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     ChunkSizes = npt.NDArray[np.int32]
 
 MAX_PAYLOAD_BYTES: Final = 10 << 20
-"""The plugin has the same limit. With one byte per size, this is 10.5 million chunks."""
+"""Limit of a decompressed payload, as in the plugin: 10.5 million chunks with one byte per size."""
 MAX_INT32: Final = 2**31 - 1
 _MANY: Final = struct.Struct(">iib")
 _COUNT: Final = struct.Struct(">i")
@@ -53,15 +53,11 @@ _MAX_TEXT_LENGTH: Final = (MAX_PAYLOAD_BYTES + (64 << 10)) * 4 // 3
 
 
 def decode_chunk_sizes(text: str) -> ChunkSizes:
-    """Decodes `transformedChunks` of a manifest. Returns the stored size of each chunk.
+    """Decodes `transformedChunks` of a manifest. Returns the stored size of each chunk: int32
+    array, shape (chunks,).
 
-    Args:
-        text: The text of `transformedChunks`.
-
-    Returns:
-        int32 array, shape (chunks,). A payload may have at most 10 MiB, which is checked before it
-        is decompressed. Such a payload has at most 10.5 million chunks, and takes 120 MB of memory
-        to decode.
+    A payload may have at most 10 MiB, which is checked before it is decompressed. Such a payload
+    has at most 10.5 million chunks, and takes 120 MB of memory to decode.
 
     Raises:
         InvalidManifestError: The text is not base64 of one zstd frame with content size. Or the
@@ -234,7 +230,7 @@ class ChunkIndex(ABC):
 
     def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
         """Returns the chunks that contain at least one of the bytes [start, stop) of the segment
-        file. If `stop` is `None` or after the end of the file, it means the end of the file.
+        file. A `stop` of `None`, or after the end of the file, means the end of the file.
 
         Raises:
             ValueError: `start` is negative.
@@ -272,7 +268,6 @@ class FixedChunkIndex(ChunkIndex):
 
     Attributes:
         original_chunk_size: Bytes of the segment file in every chunk except the last.
-        original_file_size: Size of the segment file in bytes.
         transformed_chunk_size: Stored size of every chunk except the last, in bytes.
         final_transformed_chunk_size: Stored size of the last chunk, in bytes.
     """
@@ -317,9 +312,9 @@ class VariableChunkIndex(ChunkIndex):
         original_chunk_size: Bytes of the segment file in every chunk except the last.
         original_file_size: Size of the segment file in bytes.
         transformed_chunks: The manifest's text `transformedChunks` with the stored sizes.
-        transformed_size: Sum of all stored sizes in bytes, if it is known because the text was
-            decoded before. If given, the text is decoded only when a chunk is needed. This saves
-            time in a plan with many segments, which needs the chunks of few segments.
+        transformed_size: Sum of all stored sizes in bytes, if the text was decoded before. If
+            given, the text is decoded only when a chunk is needed. This saves time if a plan has
+            many segments and reads few of them.
 
     Raises:
         InvalidManifestError: The text is invalid, or does not contain one size for each chunk of

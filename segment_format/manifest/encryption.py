@@ -68,8 +68,7 @@ class PublicKey:
 class PrivateKey:
     """An RSA private key; `repr` shows only its length.
 
-    A pickle of this object contains the key in clear text. So pickle it only as part of an object
-    that protects secrets.
+    A pickle of this object contains the key in clear text. Do not store or print the pickle.
     """
 
     public_key: PublicKey
@@ -160,10 +159,9 @@ _MAX_WRAPPED_SIZE = 8192
 
 @dataclass(frozen=True, slots=True)
 class WrappedDataKey:
-    """A data key that is encrypted with RSA-OAEP. So this object is not secret.
+    """A data key that is encrypted with RSA-OAEP, and therefore not secret.
 
     Attributes:
-        key_id: Id of the key pair.
         ciphertext: The encrypted data key; has as many bytes as the RSA modulus.
     """
 
@@ -256,8 +254,8 @@ def decrypt(message: bytes | memoryview, *, data_key: bytes, aad: bytes) -> memo
         aad: Additional authenticated data of the segment.
 
     Returns:
-        The plaintext, `len(message) - 28` bytes. With version 47 or later of `cryptography`, it is
-        in memory that `segment_format.reused_memory` provides.
+        The plaintext, `len(message) - 28` bytes. With `cryptography` 47 or later,
+        `segment_format.reused_memory` provides its memory.
 
     Raises:
         DecryptionError: The message does not authenticate: wrong key, or changed bytes.

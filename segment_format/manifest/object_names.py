@@ -30,6 +30,16 @@ The offset is the segment's base offset. For a snapshot it is the last offset th
 covers, plus 1. Brokers format the 20 digits by their locale (Arabic-Indic digits under `ar_EG`).
 The parser accepts the digits of every script, because an unrecognized name would mean that rows are
 missing without an error.
+
+Custom metadata is stored by the broker for the plugin in `__remote_log_metadata`. It consists of
+one section of Kafka's tagged fields:
+
+    uvarint count, then per field, tags ascending: uvarint tag, uvarint byte length, value
+    tag 0  remote size     zig-zag varlong        sum of the bytes of the three objects
+    tag 1  object prefix   compact string         key prefix configured at upload
+    tag 2  object key      compact string         name without prefix and suffix
+
+Source: `io.aiven.kafka.tieredstorage.metadata.SegmentCustomMetadataSerde`.
 """
 
 from __future__ import annotations
@@ -38,12 +48,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from segment_format._cursor import MessageReader
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import UUID_TEXT_LENGTH, uuid_from_text
 from segment_format.metadata.model import TopicIdPartition
 
 if TYPE_CHECKING:
     import uuid
+
 
 SUFFIXES: Final = ("log", "indexes", "rsm-manifest")
 """Suffixes of the plugin's objects, in the order of their uploads."""
@@ -71,8 +83,6 @@ class PartitionDirectory:
     """Parts of the name of a partition's directory in a broker's log directory.
 
     Attributes:
-        topic: Name of the topic.
-        partition: Number of the partition.
         state: Empty if the broker uses the directory; else `future`, `delete` or `stray`.
     """
 
@@ -140,8 +150,8 @@ def parse_log_file_name(name: str) -> LogFileName | None:
 
 
 def _split_topic_id(name: str) -> tuple[str, uuid.UUID] | None:
-    """Splits `<text>-<topic id>` at the dash before the id. Returns the text and the id; `None` if
-    `name` has another form.
+    """Splits `<text>-<topic id>` before the id. Returns the text and the id; `None` if `name` has
+    another form.
     """
     before, dash = name[: -UUID_TEXT_LENGTH - 1], name[-UUID_TEXT_LENGTH - 1 : -UUID_TEXT_LENGTH]
     try:
@@ -160,3 +170,47 @@ def _is_topic_name(name: str) -> bool:
     `org.apache.kafka.common.internals.Topic`.
     """
     return bool(_TOPIC.fullmatch(name)) and name not in (".", "..")
+
+
+_REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class CustomMetadata:
+    """Fields of the custom metadata. A field is `None` if it is missing, because the plugin was not
+    configured to write it.
+
+    Attributes:
+        remote_size: Total size of the segment's three objects in bytes.
+        object_prefix: Key prefix that was configured at the time of the upload.
+        object_key: Name that the three objects share, without the key prefix and the suffix.
+    """
+
+    remote_size: int | None = None
+    object_prefix: str | None = None
+    object_key: str | None = None
+
+
+def parse_custom_metadata(data: bytes | None) -> CustomMetadata:
+    """Parses the custom metadata of a segment. `None` or no bytes mean that it has no fields.
+    Ignores unknown fields.
+
+    Raises:
+        InvalidManifestError: The bytes are not a section of tagged fields, or a field is invalid.
+    """
+    if not data:
+        return CustomMetadata()
+    reader = MessageReader(bytes(data), InvalidManifestError)
+    remote_size: int | None = None
+    texts: dict[int, str] = {}
+    for position, field in reader.located_tagged_fields():
+        value = MessageReader(field.data, InvalidManifestError, origin=position)
+        if field.tag == _REMOTE_SIZE:
+            remote_size = value.varlong("remote size")
+        elif field.tag in (_OBJECT_PREFIX, _OBJECT_KEY):
+            texts[field.tag] = value.compact_string("object name")
+        else:
+            continue
+        value.expect_end()
+    reader.expect_end()
+    return CustomMetadata(remote_size, texts.get(_OBJECT_PREFIX), texts.get(_OBJECT_KEY))

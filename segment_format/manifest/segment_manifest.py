@@ -47,11 +47,8 @@ MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
-    """Parses UTF-8 bytes that contain one JSON object. Refuses NaN and Infinity.
-
-    Raises:
-        InvalidManifestError: The bytes are not valid UTF-8 or not a JSON object, or they contain
-            NaN or Infinity.
+    """Parses UTF-8 bytes that contain one JSON object. Raises `InvalidManifestError` if they do
+    not, or if the object contains NaN or Infinity.
     """
     try:
         text = bytes(data).decode("utf-8")
@@ -161,12 +158,9 @@ _MIN_INT32 = -(2**31)
 
 
 def _metadata_from_members(members: _Members, *, segment_size: int) -> RemoteLogSegmentMetadata:
-    """Parses the segment's metadata in a manifest.
-
-    Args:
-        members: Members of the manifest's object `remoteLogSegmentMetadata`.
-        segment_size: Size of the segment's `.log` file in bytes. The metadata in a manifest does
-            not contain it; it is `originalFileSize` of the chunk index.
+    """Parses the segment's metadata, `remoteLogSegmentMetadata` of a manifest. The metadata does
+    not contain `segment_size`, the size of the `.log` file; it is `originalFileSize` of the chunk
+    index.
 
     Raises:
         InvalidManifestError: A member is missing or has a value that no broker writes.
@@ -376,8 +370,8 @@ def _parse_encryption(members: _Members | None) -> Encryption | None:
 def _check_uncompressed_sizes(chunk_index: ChunkIndex, overhead: int) -> None:
     """Raises `InvalidManifestError` if the stored chunk sizes of an uncompressed segment are wrong.
 
-    The stored size of a chunk must be its original size plus `overhead`. This function compares the
-    sum of the stored sizes, and the sizes of the first and the last chunk.
+    The stored size of a chunk must be its original size plus `overhead`. Checks the sum of the
+    stored sizes, and the sizes of the first and the last chunk.
     """
     if not chunk_index.chunk_count:
         return

@@ -1,6 +1,6 @@
-"""Restores the original bytes of chunks and side files.
+"""Restores the original bytes of chunks and side files (indexes, producer snapshot, checkpoint).
 
-Reverses the steps in which the plugin stores them:
+Reverses the steps with which the plugin stores chunks and side files:
 
     chunk        original → one zstd frame with content size (if `compression`) → AES-GCM message
                  (if encrypted)
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RestoreTimes:
-    """Sums of the seconds that each step took. `restore_chunk` adds to them."""
+    """Seconds that each step took in total. `restore_chunk` adds to them."""
 
     decrypt: float = 0.0
     decompress: float = 0.0
@@ -53,7 +53,7 @@ def restore_chunk(
         compression: True if the chunk is compressed: `compression` of the manifest.
         data_key: The unwrapped data key, or `None` for a segment that is not encrypted.
         aad: The manifest's AAD; required with `data_key`.
-        times: The time that each step takes is added to these sums.
+        times: The seconds that each step takes are added to it.
 
     Returns:
         `chunk.original_size` bytes; `stored` itself if it is neither encrypted nor compressed. No

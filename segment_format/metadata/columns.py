@@ -1,19 +1,19 @@
 """Parses many records of `__remote_log_metadata` at once. Returns columns with one row per record.
 
 The fields are those of `segment_format.metadata.model`. If the type of a record does not have a
-field, the field is −1 in columns of numbers, zero in columns of ids, and null in Arrow columns. If
-it does not have field `segment_leader_epochs`, the row has no leader epochs.
+field, the field is −1 in columns of numbers, zero in columns of ids, and null in Arrow columns.
+Without field `segment_leader_epochs`, the row has no leader epochs.
 
 Each step of the parser reads one field of all records. The parser stores for each record the
 position of its next field. A step rejects a record in three cases: the record has too few bytes, it
 has a value that no broker writes, or it has unusual tagged fields (within ids or epochs, or more
 than four at its end). Rejected records are parsed again by `parse_metadata_record`, the readable
-parser, so both parsers return the same values and errors. Module `remote_log_segment_metadata`
+parser, so the values and errors of both parsers are equal. Module `remote_log_segment_metadata`
 documents the layout of records.
 
-To read numbers, the bytes are viewed as an array with one number for each byte position. These
-numbers overlap. So one indexed read returns a field of all records, and the field need not be
-aligned.
+To read numbers, the bytes are viewed as an array with one number for each byte position;
+neighboring numbers overlap. So one indexed read returns a field of all records, and the field need
+not be aligned.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ class MetadataColumns:
         topic: Name of the topic; an Arrow `large_string` array.
         topic_id: Id of the topic: two unsigned 64-bit halves per row, the more significant half
             first.
-        partition: Number of the partition.
-        segment_id: Id of the segment, in the same form as `topic_id`.
-        start_offset: Base offset of the segment.
+        segment_id: Id of the segment, in the form of `topic_id`.
         end_offset: Last offset, inclusive.
         max_timestamp_ms: Largest timestamp of a record in the segment, ms since 1970.
         broker_id: Broker that wrote the record.
@@ -331,12 +329,12 @@ class Positions:
         return len(self.at)
 
     def only(self, rows: Integers) -> Positions:
-        """Returns a copy of the positions of the messages with the numbers `rows`."""
+        """Returns the positions of the messages with the numbers `rows`, as a copy."""
         return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 
     def put(self, rows: Integers, moved: Positions) -> None:
-        """Sets the positions of the messages with the numbers `rows`. `moved` is the result of
-        `only(rows)` after fields were read from it.
+        """Sets the positions of the messages with the numbers `rows` to `moved`: the result of
+        `only(rows)`, after fields were read from it.
         """
         self.at[rows] = moved.at
         self.good[rows] = moved.good
@@ -416,8 +414,8 @@ class Positions:
         self.require(self.byte() == 0)
 
     def entries(self, kind: str, starts: Integers) -> Integers:
-        """Reads a number of NumPy type `kind` at each of the positions `starts`. `take` must have
-        returned them, or they must be within bytes that it skipped.
+        """Reads a number of NumPy type `kind` at each of the positions `starts`. The positions must
+        be results of `take`, or within bytes that `take` skipped.
         """
         return self._numbers(kind, starts).astype(np.int64)
 
@@ -457,16 +455,8 @@ def parse_metadata_columns(
     values: pa.BinaryArray | pa.LargeBinaryArray, offsets: Integers | None = None
 ) -> MetadataColumns:
     """Parses values of records, like `parse_metadata_record`. Returns columns with one row per
-    value.
-
-    Args:
-        values: Values of records, as `iter_arrow` returns them. The caller must drop null values
-            (tombstones).
-        offsets: Kafka offsets of the records, which are used in errors.
-
-    Returns:
-        The rows, in the order of `values`. The memory is at most a small multiple of the bytes and
-        of the number of values.
+    value, in the order of `values`. The caller must drop null values (tombstones). `offsets` are
+    the Kafka offsets of the records, for errors.
 
     Raises:
         InvalidMetadataError: A value is invalid. The error names the first invalid value.
@@ -625,12 +615,8 @@ def _tagged_fields(positions: Positions, *, has_txn_index_empty: bool) -> Intege
 
 
 def _names(positions: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
-    """Returns the topic name of each record. Rejects records whose topic name is not valid UTF-8.
-
-    Args:
-        positions: Positions in the records.
-        start: Position of the first byte of each name.
-        length: Length of each name in bytes.
+    """Returns the topic name of each record: the `length` bytes at the positions `start`. Rejects
+    records whose topic name is not valid UTF-8.
     """
     names = positions.pieces(start, length)
     try:
@@ -652,15 +638,10 @@ def _epochs(
     positions: Positions, start: Integers, count: Integers
 ) -> tuple[Integers, Integers, Integers]:
     """Reads the leader epochs of the records. Returns three arrays: the number of epochs of each
-    record, the epochs of all records, and the first offset of each of these epochs.
+    record, the epochs of all records (ascending within a record), and the first offset of each
+    epoch.
 
-    The epochs of a record are returned in ascending order. Rejects records with tagged fields in
-    the epochs, or with epochs that no broker writes.
-
-    Args:
-        positions: Positions in the records.
-        start: Position of the first epoch of each record.
-        count: Number of epochs of each record.
+    Rejects records with tagged fields in the epochs, or with epochs that no broker writes.
     """
     count = np.where(positions.good, count, 0)
     entry_rows = ragged_ranges(start, count, _EPOCH_BYTES)

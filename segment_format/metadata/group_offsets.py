@@ -44,8 +44,8 @@ class CommittedOffset:
 
     Attributes:
         offset: Next offset that the group reads.
-        leader_epoch: Leader epoch of the record before; −1 if unknown.
-        metadata: Text of the consumer.
+        leader_epoch: Leader epoch of the last record that the group read; −1 if unknown.
+        metadata: Text that the consumer stored with the offset.
         committed_ms: Time of the commit in ms since 1970.
     """
 

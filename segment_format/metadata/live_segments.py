@@ -1,16 +1,16 @@
 """Computes which segments exist after all events of `__remote_log_metadata`, without a Python loop
 over the events.
 
-A stable sort groups the events by segment. Each event is represented as a function from the state
-before it to the state after it. The composition of these functions up to an event returns the state
-after this event. If no segment has more than n events, log2(n) steps compute these compositions for
-all events. Kafka applies an event or ignores it, depending on the state before it. A segment's
-fields come from its last applied events.
+A stable sort groups the events by segment. Each event is represented as a function from the
+segment's state before the event to the state after it. The composition of all functions up to an
+event returns the state after this event. If no segment has more than n events, log2(n) steps
+compute the compositions for all events. Depending on the state before an event, Kafka applies or
+ignores the event. A segment's fields come from its last applied events.
 
 An event of type 0 announces a segment. Kafka ignores these events:
 
 * Announcements with a state other than COPY_SEGMENT_STARTED.
-* Announcements of a segment that was announced before and has left COPY_SEGMENT_STARTED.
+* Repeated announcements of a segment that has left the state COPY_SEGMENT_STARTED.
 * Updates of unknown segments.
 * Updates with a state that may not follow the segment's previous state.
 * Snapshots (type 3).
@@ -66,8 +66,8 @@ class DroppedEvents:
         unknown_segment: Number of updates of segments that do not exist, because they were not
             announced or were deleted. Retention on `__remote_log_metadata` may have removed the
             announcement.
-        forbidden_transition: Number of other dropped announcements and updates. Kafka does not
-            allow their state after the segment's previous state.
+        forbidden_transition: Number of other dropped announcements and updates: Kafka does not
+            allow the new state after the segment's state.
         first: The first ten dropped events of both kinds, in the order of the events.
     """
 
@@ -95,8 +95,8 @@ class LiveSegments:
         """Adds the next events. Snapshots (type 3) are ignored, as in Kafka.
 
         Args:
-            events: Result of `parse_metadata_columns`. A caller that needs only some user
-                partitions may select rows. For each of these partitions, it must select all rows.
+            events: Result of `parse_metadata_columns`, or all rows of it that belong to the wanted
+                user partitions.
         """
         self._waiting.append(events)
         self._rows_waiting += len(events)
@@ -108,10 +108,10 @@ class LiveSegments:
         from the last event of each segment.
 
         Args:
-            states: COPY_SEGMENT_FINISHED for segments that may be read, which include duplicates,
-                overlaps and segments of abandoned leader epochs. COPY_SEGMENT_STARTED for
-                unfinished copies. DELETE_SEGMENT_STARTED for unfinished deletions. Without an
-                argument, segments in all states are returned.
+            states: COPY_SEGMENT_FINISHED for segments that may be read, including duplicates,
+                overlaps and segments of abandoned leader epochs; COPY_SEGMENT_STARTED for
+                unfinished copies; DELETE_SEGMENT_STARTED for unfinished deletions. By default all
+                states.
 
         Returns:
             Rows of type 0, sorted by topic, topic id, partition, start offset and event time.
@@ -282,8 +282,8 @@ def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
     * `functions`: the function of each kind of event.
     * `composed`: the composition of two functions. Indexes: later function, earlier function.
 
-    A function maps each of the four states to the state that follows, and is stored as a byte. The
-    byte has two bits for each state. The lowest two bits are for state 0.
+    A function maps each of the four states to the state that follows. It is stored as a byte with
+    two bits for each state; the lowest two bits are for state 0.
     """
     applied = np.zeros((_KINDS, _STATES), np.bool_)
     applied[_ANNOUNCED, [_STARTED, _ABSENT]] = True
@@ -303,11 +303,9 @@ def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _states_after(kinds: Integers, rank: Integers) -> Integers:
-    """Returns for each event the state of its segment after the event.
-
-    Args:
-        kinds: Kind of each event. The events of a segment are consecutive.
-        rank: Number of each event among the events of its segment, from 0.
+    """Returns for each event the state of its segment after the event. The events of a segment are
+    consecutive in `kinds`, the kinds of the events. `rank` is the number of an event within its
+    segment.
     """
     _, functions, composed = _tables()
     function = functions[kinds]

@@ -52,8 +52,8 @@ class RemotePartitionDeleteState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicIdPartition:
-    """A partition of a topic. It contains the topic id, too, because a topic that is deleted and
-    created again has a new id.
+    """A partition of a topic. The topic id is needed, because a topic that is deleted and created
+    again gets a new id.
     """
 
     topic: str
@@ -76,8 +76,6 @@ class RemoteLogSegmentMetadata:
     """A tiered segment. This is record type 0, and a part of segment manifests.
 
     Attributes:
-        segment_id: Id of the segment.
-        start_offset: Base offset of the segment.
         end_offset: Last offset, inclusive. It is the base offset of the next segment minus 1, and
             can be above the offset of the last record.
         max_timestamp_ms: Largest timestamp, ms since 1970; −1 if unknown. If no record has a
@@ -113,7 +111,6 @@ class RemoteLogSegmentMetadataUpdate:
     """A new state of an announced segment: record type 1.
 
     Attributes:
-        segment_id: Id of the segment.
         broker_id: Broker that reports the new state.
         event_timestamp_ms: Time of the event, ms since 1970.
         custom_metadata: Plugin bytes that replace the previous ones. `None` removes the previous
@@ -141,9 +138,9 @@ class RemotePartitionDelete:
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentMetadataSnapshot:
     """A segment in the local snapshot file that brokers of earlier Kafka versions wrote: record
-    type 3. It does not state the partition.
+    type 3, which does not state the partition.
 
-    The fields after `id` have the same names and meanings as in `RemoteLogSegmentMetadata`.
+    `RemoteLogSegmentMetadata` describes the fields after `id`.
     """
 
     id: uuid.UUID

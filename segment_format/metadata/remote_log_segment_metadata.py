@@ -67,14 +67,8 @@ _Segment = TypeVar("_Segment", RemoteLogSegmentMetadata, RemoteLogSegmentMetadat
 
 
 def parse_metadata_record(value: bytes) -> MetadataRecord:
-    """Parses the value of a record of `__remote_log_metadata`.
-
-    Args:
-        value: The record's value. The caller skips null values (tombstones).
-
-    Returns:
-        An object of one of the four record classes. Takes at most a small multiple of `len(value)`
-        bytes of memory.
+    """Parses the value of a record of `__remote_log_metadata`. The caller must skip null values
+    (tombstones). Takes at most a small multiple of `len(value)` bytes of memory.
 
     Raises:
         InvalidMetadataError: The bytes are not a record of a supported type and version, or the
@@ -108,16 +102,9 @@ def check_offsets_and_epochs(
     epochs: tuple[EpochEntry, ...],
     error: Callable[[str], SegmentFormatError],
 ) -> None:
-    """Raises an error if no broker writes a segment with these offsets and leader epochs.
-
-    Args:
-        start_offset: Base offset.
-        end_offset: Last offset, inclusive.
-        epochs: First offset of each leader epoch, ascending by epoch.
-        error: Function that returns the error to raise. Its argument is the message of the error.
-
-    Raises:
-        SegmentFormatError: The result of `error`.
+    """Raises `error(message)` if no broker writes a segment with these offsets and leader epochs.
+    `end_offset` is inclusive. `epochs` are the first offsets of the leader epochs, ascending by
+    epoch.
     """
     if not 0 <= start_offset <= end_offset:
         raise error(f"a segment has the invalid offsets {start_offset} to {end_offset}")
@@ -157,8 +144,8 @@ def _state(reader: MessageReader, states: type[_State], what: str = "segment sta
 
 
 def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
-    """Reads the fields that record types 0 and 3 have in common. Returns the result of `make`,
-    which is called with these fields.
+    """Reads the fields that record types 0 and 3 have in common, and passes them to `make`. Returns
+    the result of `make`.
     """
     start_offset = reader.i64("start offset")
     end_offset = reader.i64("end offset")
@@ -256,12 +243,7 @@ def metadata_partition(
     topic_id: uuid.UUID, partition: int, num_partitions: int = DEFAULT_METADATA_PARTITIONS
 ) -> int:
     """Returns the number of the partition of `__remote_log_metadata` that contains the events of a
-    user partition.
-
-    Args:
-        topic_id: Id of the topic.
-        partition: Number of the user partition.
-        num_partitions: Number of partitions of `__remote_log_metadata`, at least 1.
+    user partition. `num_partitions` is the number of partitions of `__remote_log_metadata`.
 
     Raises:
         ValueError: `num_partitions` is below 1.
@@ -278,7 +260,7 @@ def _long_hash(value: int) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """Returns the unsigned 32-bit murmur2 hash of `data`. Kafka computes the same hash."""
+    """Returns the unsigned 32-bit murmur2 hash of `data`, as Kafka computes it."""
     hashed = (_MURMUR2_SEED ^ len(data)) & _MASK
     word_bytes = len(data) & ~3
     for start in range(0, word_bytes, 4):

@@ -173,11 +173,8 @@ class RecordBatchHeader:
 
     @classmethod
     def from_bytes(cls, buffer: BytesLike, position: int = 0) -> RecordBatchHeader:
-        """Parses the header at `position`, without verifying the CRC.
-
-        Args:
-            buffer: Buffer with at least the 61 bytes of the header.
-            position: Position of the first byte of the batch in `buffer`.
+        """Parses the header at `position`, the first byte of the batch in `buffer`. Does not verify
+        the CRC.
 
         Raises:
             TruncatedBatchError: Fewer than 61 bytes are left.
@@ -229,9 +226,9 @@ class RecordBatchHeader:
     def require_record_count(self, position: int) -> None:
         """Checks that the batch does not state more records than it has offsets.
 
-        Kafka's leaders refuse a batch with more records than offsets. The offsets of its last
-        records would be those of the next batch. Then the record that a reader returns for such an
-        offset would depend on the offset at which the read begins.
+        Kafka's leaders refuse a batch with more records than offsets. Its last records would have
+        offsets of the next batch, so two records would have one offset, and the result of a read
+        would depend on where it begins.
 
         Raises:
             CorruptRecordError: The batch states more records than offsets.
@@ -274,9 +271,9 @@ class RecordBatchHeader:
         """Returns whether `max_timestamp` proves that all records are older than `timestamp_ms`.
 
         Some clients write −1, 0 or an old value. So a `max_timestamp` that is negative or below the
-        base timestamp proves nothing. In two kinds of batches, a `max_timestamp` below the base
-        timestamp is valid: in a batch with a delete horizon, the log cleaner computed
-        `max_timestamp`; with LogAppendTime, it is the timestamp of every record.
+        base timestamp proves nothing, with two exceptions: in a batch with a delete horizon, the
+        log cleaner computed `max_timestamp`; with LogAppendTime, it is the timestamp of every
+        record.
         """
         is_set = bool(self.attributes & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT))
         is_plausible = self.max_timestamp >= 0 and (

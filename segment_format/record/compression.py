@@ -136,8 +136,8 @@ def decompress(
         magic: Magic of the entry. zstd is only valid with magic 2. With magic 0 the LZ4 header
             checksum is not verified.
         max_output_bytes: Limit for the uncompressed bytes.
-        zstd_bound: Upper bound of the uncompressed bytes; −1 if unknown. Only a caller that knows
-            that the payload is a single zstd frame may pass a bound.
+        zstd_bound: Upper bound of the uncompressed bytes; −1 if unknown. Must be −1 unless the
+            payload is a single zstd frame.
 
     Returns:
         Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
@@ -233,12 +233,9 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
 
 
 def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
-    """Returns an LZ4 frame with the same blocks, but with a header that the lz4 library accepts.
-    The new header has no content size, and a correct header checksum.
-
-    Args:
-        view: The frame.
-        check: True to verify the header checksum of `view` before.
+    """Returns an LZ4 frame with a header that the lz4 library accepts, without content size and
+    with a correct header checksum. The blocks are unchanged. If `check` is True, first verifies the
+    header checksum of `view`.
     """
     if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
         raise DecompressionError("lz4: the payload is not an LZ4 frame", position=0)
@@ -262,7 +259,7 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
 
 @functools.cache
 def _plain_header(flags: int, block_descriptor: int) -> bytes:
-    """Returns the seven bytes of an LZ4 frame header without a content size. The lz4 library
+    """Returns the seven bytes of an LZ4 frame header without a content size, as the lz4 library
     creates them.
     """
     header: bytes = lz4.frame.compress_begin(
@@ -401,8 +398,8 @@ def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> B
 
 
 def _block_limit(descriptor: int) -> int:
-    """Returns the largest size that a block may have in a zstd frame with this window descriptor.
-    Returns −1 if the window exceeds the limit of 128 MiB.
+    """Returns the maximum size of a block in a zstd frame with this window descriptor; −1 if the
+    window exceeds the limit of 128 MiB.
     """
     window = (1 << 10 + (descriptor >> 3)) * (8 + (descriptor & 7)) // 8
     return min(window, _MAX_BLOCK) if window <= _MAX_WINDOW else -1
@@ -414,9 +411,9 @@ class Frame(NamedTuple):
     Attributes:
         start: Position of its first byte.
         stop: Position after its last byte.
-        max_output: Upper bound of its uncompressed bytes: the size that its header states. If the
-            header states no size, the sum of the upper bounds of its blocks.
-        content_size: Uncompressed size that its header states, or None if it states no size.
+        max_output: Upper bound of the uncompressed bytes: the size in the header or, if it has
+            none, the sum of the upper bounds of the blocks.
+        content_size: Uncompressed size in the header; None if it has none.
     """
 
     start: int

@@ -44,7 +44,6 @@ class Entry:
 
     Attributes:
         position: Position of the first byte of the entry in the buffer.
-        size: Size of the entry in bytes, including its offset and size fields (12 bytes).
         offset: The stored offset field; its meaning depends on `magic`.
         magic: 0, 1 or 2.
     """
@@ -64,10 +63,10 @@ def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) 
     """Parses the first 17 bytes of an entry. The buffer may end before the rest of the entry.
 
     Args:
-        buffer: Buffer that contains at least these bytes.
+        buffer: Buffer that contains at least the first 17 bytes of the entry.
         position: Position of the first byte of the entry in `buffer`.
-        at: Position of the entry in the log, if `buffer` does not begin at the start of the log. It
-            is used as the position of the returned entry and in errors.
+        at: Position of the entry in the log, for the returned entry and for errors. Default:
+            `position`.
 
     Raises:
         TruncatedBatchError: Fewer than 17 bytes are left.
@@ -128,9 +127,6 @@ def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:
     Args:
         buffer: Complete entries, one after the other.
         position: Position of the first entry to yield.
-
-    Yields:
-        Entries, each beginning where the previous entry ends.
 
     Raises:
         TruncatedBatchError: The last entry is not complete.

@@ -105,7 +105,6 @@ class Record:
     Attributes:
         offset: Kafka offset.
         timestamp: Milliseconds since 1970; −1 for no timestamp.
-        timestamp_type: Meaning of the timestamp.
         key: `None` for Kafka's null, which differs from the empty key.
         value: `None` for Kafka's null (a tombstone), which differs from the empty value.
         headers: Headers in stored order; keys may be repeated.
@@ -132,7 +131,6 @@ class DecodedBatch:
 
     Attributes:
         position: Position of the first byte of the entry in the buffer.
-        size: Bytes of the entry.
         magic: 0, 1 or 2.
         base_offset: For magic 2, first offset of the original batch. For magic 0 and 1, offset of
             the first record.
@@ -143,9 +141,9 @@ class DecodedBatch:
         max_timestamp: Largest timestamp that the entry states, in milliseconds since 1970; −1 for
             magic 0.
         leader_epoch: Epoch of the leader that appended the batch; −1 if unknown.
-        producer_id: Id of the producer; −1 if the batch has none.
-        producer_epoch: Epoch of the producer; −1 if the batch has none.
-        base_sequence: Sequence number of the first record; −1 if the batch has none.
+        producer_epoch: Epoch of the producer; `producer_id`, `producer_epoch` and `base_sequence`
+            are −1 if the batch has no producer.
+        base_sequence: Sequence number of the first record.
         is_transactional: True if the batch belongs to a transaction.
         is_control_batch: True if the records are markers, see
             `segment_format.record.control_record`.
@@ -191,9 +189,6 @@ def iter_batches(
         check_crcs: True to verify each entry's checksum.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 
-    Yields:
-        The entries in order.
-
     Raises:
         TruncatedBatchError: The buffer ends inside an entry.
         CrcMismatchError: A stored checksum does not match the bytes.
@@ -213,15 +208,8 @@ def iter_batches(
 
 
 def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> None:
-    """Verifies the checksum of a complete batch of magic 2.
-
-    Args:
-        view: Buffer that contains the entry.
-        entry: The batch.
-        header: Header of the batch.
-
-    Raises:
-        CrcMismatchError: The checksum does not match the bytes.
+    """Verifies the checksum of a complete batch of magic 2. Raises `CrcMismatchError` if it does
+    not match the bytes.
     """
     _check_crc(crc32c(view[entry.position + CRC_START : entry.stop]), header.crc, entry)
 
@@ -272,18 +260,11 @@ def _read_records(
     max_batch_bytes: int,
     read: Callable[[Cursor, RecordBatchHeader], tuple[int, _Item]],
 ) -> tuple[_Item, ...]:
-    """Reads the records of a batch and checks their offsets and their count.
+    """Reads the records of a batch with `read`, which reads one record from a cursor and returns
+    `(offset, item)`. Returns the items. Checks the offsets and the number of the records.
 
     If the batch is compressed, errors contain the position of the batch. Otherwise they contain the
     position of the wrong byte.
-
-    Args:
-        view: Buffer that contains the entry.
-        entry: The batch.
-        header: Header of the batch.
-        max_batch_bytes: Limit for the decompressed bytes of the batch.
-        read: Function that reads one record from a cursor. Returns `(offset, item)`.
-            `_read_records` returns the items.
     """
     if not header.record_count:
         return ()
@@ -316,8 +297,8 @@ def _read_records(
 
 
 def _read_body(cursor: Cursor) -> Cursor:
-    """Reads the length field of the next record. Returns a cursor over the bytes of the record
-    after this field, and moves `cursor` to the end of the record.
+    """Reads the length field of the next record. Returns a cursor over the remaining bytes of the
+    record, and moves `cursor` to the end of the record.
     """
     size = cursor.varint("record length")
     if size < _MIN_BODY_SIZE or size > cursor.remaining:
@@ -387,15 +368,10 @@ def decode_legacy_entry(
     view: memoryview, entry: Entry, *, check_crcs: bool, max_batch_bytes: int
 ) -> DecodedBatch:
     """Decodes an entry of magic 0 or 1, which is one record, or a wrapper with several records.
+    `max_batch_bytes` limits the decompressed bytes of a wrapper.
 
     If `check_crcs` is true, the checksums of inner messages are verified, too, as in Kafka's
     consumer.
-
-    Args:
-        view: Buffer that contains the entry.
-        entry: The entry.
-        check_crcs: True to verify checksums.
-        max_batch_bytes: Limit for the decompressed bytes of a wrapper.
 
     Raises:
         CorruptRecordError: The entry is invalid, see `iter_batches`.
@@ -567,17 +543,14 @@ def iter_record_times(
     """Yields the offsets and timestamps of the records of each entry, including transaction
     markers.
 
-    Keys, values and headers are not parsed, but skipped by the length of the record. Only the
-    checksum of the entry verifies them.
+    Keys, values and headers are skipped by the length of the record, and not checked apart from the
+    checksum of the entry.
 
     Args:
         buffer: Complete entries, one after the other, as in a `.log`.
         dated_from_ms: Timestamp in milliseconds since 1970. If a batch header states that all
             records of the batch are older, they are not read.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
-
-    Yields:
-        The entries in order.
 
     Raises:
         SegmentFormatError: An entry is invalid, see `iter_batches`. `position` of the error is the

@@ -69,11 +69,7 @@ class _Window:
 
     def bytes_from(self, start: int, stop: int, *, read_ahead: int = WINDOW_BYTES) -> memoryview:
         """Returns the bytes of the file from `start` to at least `stop`, or to the end of the file.
-
-        Args:
-            start: Position of the first needed byte.
-            stop: End of the needed bytes, exclusive.
-            read_ahead: Minimum number of bytes to read if the needed bytes are not in memory.
+        If they are not in memory, reads at least `read_ahead` bytes.
         """
         stop = min(stop, self._size)
         if not self._start <= start <= stop <= self._start + len(self._data):
@@ -124,15 +120,15 @@ def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> It
 
 @dataclass(slots=True)
 class _Walk:
-    """State of the search for the last entry of a log. The search reads the headers of all entries
-    from a position on.
+    """State of the search for the last entry of a log. The search reads the header of each entry
+    from a given position on.
 
     Attributes:
         next_offset: Smallest offset that the next entry may have.
         has_holes: True if offsets are missing in or between the entries that were read, as after
             compaction.
-        is_counting: True if the previous entry was read. If false, a gap before the next entry does
-            not prove that offsets are missing.
+        is_counting: True if the entry before the next entry was read. If false, a gap before the
+            next entry does not prove that offsets are missing.
     """
 
     next_offset: int
@@ -148,6 +144,7 @@ def last_offset(
     base_offset: int = 0,
     indexed: int | None = None,
     newest: int | None = None,
+    next_base: int | None = None,
 ) -> int:
     """Returns the last offset of the last batch of a log. Compaction may have removed the record of
     this offset.
@@ -159,6 +156,7 @@ def last_offset(
         base_offset: Base offset of the segment.
         indexed: Last offset of the batch at `position`, according to the offset index.
         newest: Offset of the last entry of the time index; `None` if the time index is empty.
+        next_base: Base offset of the next segment; `None` if there is none.
 
     Raises:
         TruncatedBatchError: The log is empty, or its last batch is not complete.
@@ -181,18 +179,20 @@ def last_offset(
     first, last, is_dense = _checked_offsets(data, entry)
     if position > 0 and entry.position == position and last != indexed:
         # The batches before this one show whether the index or the batch is wrong.
-        return last_offset(read, size, base_offset=base_offset, newest=newest)
+        return last_offset(read, size, base_offset=base_offset, newest=newest, next_base=next_base)
     if first < walk.next_offset:
         raise _descending(first, walk, entry)
     if entry.position > position or position == 0:
         walk.has_holes |= not is_dense
         _require_plausible(first, last, walk, newest, entry)
+        if next_base is not None and walk.next_offset < first <= last and last >= next_base:
+            _require_overlap(first, last, walk, next_base, entry)
     return last
 
 
 def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
-    """Skips all entries before the last one. Returns two values: the last entry, and those bytes
-    from its start that are already in memory.
+    """Skips all entries before the last one. Returns the last entry, and those bytes of it that are
+    already in memory.
     """
     window = _Window(read, size)
     while True:
@@ -205,13 +205,9 @@ def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Returns the last offset of `entry`, which must not be the last entry of the log. Sets
-    `has_holes` of `walk` if offsets are missing in or before the entry.
-
-    Args:
-        walk: State of the search.
-        head: First bytes of the entry.
-        entry: The entry.
+    """Returns the last offset of `entry`, which must not be the last entry of the log. `head`
+    contains the first bytes of the entry. Sets `walk.has_holes` if offsets are missing in or before
+    the entry.
     """
     if entry.magic != MAGIC_2:  # a wrapper states only the offset of its last message
         if entry.offset < walk.next_offset:
@@ -262,7 +258,7 @@ def _require_plausible(
     * The last entry of the time index has an offset that is in no batch.
     * The gap disappears if one bit in the base offset of the last batch is flipped.
 
-    Compaction leaves gaps, too. So the second situation is accepted if the last entry of the time
+    Compaction also leaves gaps. So the second situation is accepted if the last entry of the time
     index is in the last batch, or if the log has other holes.
     """
     gap = first - walk.next_offset
@@ -289,20 +285,38 @@ def _require_plausible(
         )
 
 
+def _require_overlap(first: int, last: int, walk: _Walk, next_base: int, entry: Entry) -> None:
+    """Checks a last batch that follows a gap and is the only batch above the start of the next
+    segment. Raises `CorruptRecordError` if it would be below that start with one bit of its base
+    offset flipped.
+
+    Segments of different leaders may overlap, but then the overlap does not begin with a gap.
+    """
+    for bit in range(63):
+        moved = (entry.offset ^ (1 << bit)) - entry.offset
+        if walk.next_offset <= first + moved and last + moved < next_base:
+            raise CorruptRecordError(
+                f"the last batch has offsets {first} to {last}, the batch before it ends at offset"
+                f" {walk.next_offset - 1}, and the next segment begins at {next_base}: one bit of"
+                " the base offset, which no checksum covers, may be wrong",
+                position=entry.position,
+                offset=first,
+            )
+
+
 def _crc32c(data: memoryview, crc: int) -> int:
-    """Continues the computation of a CRC-32C with the bytes of `data`. `crc` is the CRC-32C of the
-    previous bytes. `zlib.crc32` has the same two arguments for CRC-32.
+    """Returns the CRC-32C of the bytes before `data`, whose CRC-32C is `crc`, followed by `data`.
+    The arguments are those of `zlib.crc32`.
     """
     return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 
 
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """An intact batch. Log recovery keeps such batches.
+    """An intact batch, which log recovery keeps.
 
     Attributes:
         position: Position of its first byte in the file.
-        header: Header of the batch.
         marker: ABORT or COMMIT if the batch is a control batch that ends a transaction, else
             `None`.
     """
@@ -323,7 +337,6 @@ class WholeBatches:
     Args:
         read: Returns bytes [start, stop) of the file.
         size: Size of the file, in bytes.
-        base_offset: Base offset of the segment.
         position: Position of the batch to begin at.
         stop_offset: The iteration ends before the first batch with this base offset or a higher
             one.
@@ -413,10 +426,8 @@ class WholeBatches:
         return WholeBatch(position, header, marker)
 
     def _entry(self, head: memoryview) -> Entry:
-        """Returns the entry that begins at `position`. `head` contains its first bytes.
-
-        Raises:
-            CorruptRecordError: The bytes are not an entry.
+        """Returns the entry that begins at `position`. `head` contains its first bytes. Raises
+        `CorruptRecordError` if they are not an entry.
         """
         if len(head) < ENTRY_PREFIX_SIZE:
             raise CorruptRecordError(f"{len(head)} bytes are not a batch")
@@ -428,8 +439,8 @@ class WholeBatches:
             raise CorruptRecordError(error.message) from None
 
     def _is_old_message(self, entry: Entry) -> bool:
-        """Returns whether the checksum of the entry is correct for format 0 or 1. If it is, the
-        entry really is an old message, and not a batch of magic 2 with a flipped bit.
+        """Returns whether the checksum of the entry is correct for format 0 or 1. Otherwise the
+        entry may be a batch of magic 2 with a flipped bit.
         """
         start = entry.position + ENTRY_PREFIX_SIZE - 1  # the checksum covers the magic byte
         if entry.stop < start + 1:

@@ -3,8 +3,8 @@ remote tiers.
 
 Use it in tests of software that reads tiered segments, such as layout plug-ins. `LogBuilder` builds
 a log and the rows that readers must return. `AivenTierWriter` and `LocalTierWriter` write the log
-to a tier. This package shares no code with the parsers of `segment_format`, so a mistake in one of
-them makes tests fail.
+to a tier. The writers share no code with the parsers of `segment_format`. So if a writer or a
+parser is wrong, tests that use both fail.
 """
 
 from segment_format.testing.batches import (
@@ -22,8 +22,8 @@ from segment_format.testing.batches import (
     write_batch,
     write_control_batch,
     write_empty_batch,
+    write_message_set,
 )
-from segment_format.testing.legacy import write_message_set
 from segment_format.testing.log_builder import (
     READ_COMMITTED,
     READ_UNCOMMITTED,

@@ -25,8 +25,8 @@ from segment_format.testing.batches import (
     write_batch,
     write_control_batch,
     write_empty_batch,
+    write_message_set,
 )
-from segment_format.testing.legacy import write_message_set
 from segment_format.testing.segment import (
     DEFAULT_INDEX_INTERVAL_BYTES,
     SEQUENCE_LIMIT,
@@ -56,12 +56,9 @@ class ExpectedRow:
         key: Bytes or None.
         value: Bytes or None.
         headers: Headers in order; empty if the record has no headers.
-        leader_epoch: Leader epoch of the batch; -1 if unknown.
-        producer_id: Id of the producer; -1 if the batch has none.
-        producer_epoch: Epoch of the producer; -1 if the batch has none.
-        sequence: Sequence number of the record; -1 if the batch has no producer id.
+        producer_id: Id of the producer. `producer_id`, `producer_epoch` and `sequence` are -1 if
+            the batch has no producer id.
         transactional: True if the batch is part of a transaction.
-        batch_base_offset: Base offset of the batch.
         codec: Name of the batch's codec.
         transaction: Index into `BuiltLog.transactions`; None if the record is not in a transaction.
     """
@@ -215,15 +212,15 @@ class LogBuilder:
         self._files.next_offset += count
 
     def delete_records_before(self, offset: int) -> None:
-        """Moves the log start offset to `offset`. Leader epoch checkpoints that are written later
-        begin at this offset.
+        """Moves the log start offset to `offset`. Leader epoch checkpoints of segments that are
+        closed later begin at this offset.
         """
         self._files.log_start = max(self._files.log_start, offset)
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Writes all batches of the `with` block as a single append. This affects the entries of
-        the indexes. A follower appends all batches of a fetch in this way.
+        """Writes all batches of the `with` block as a single append. An append gets at most one
+        entry in each index. A follower appends all batches of a fetch in this way.
         """
         with self._files.one_append():
             yield
@@ -249,11 +246,11 @@ class LogBuilder:
             codec: Name of the codec; None means the builder's codec.
             timestamp_type: `CREATE_TIME` or `LOG_APPEND_TIME`.
             log_append_time: Timestamp for `LOG_APPEND_TIME`, milliseconds since 1970.
-            producer_id: Id of the producer. The batch continues its sequence numbers. -1 means no
+            producer_id: Id of the producer, whose sequence numbers the batch continues. -1 means no
                 producer id and no sequence numbers.
             producer_epoch: -1 means the producer's newest epoch, or 0 for a new producer.
-            transactional: True if the batch belongs to a transaction. It opens a transaction if the
-                producer has none open.
+            transactional: True if the batch belongs to a transaction. The batch opens a transaction
+                if the producer has no open one.
             last_offset_delta: See `write_batch`.
             delete_horizon: See `write_batch`.
             base_offset: Base offset of the batch; None means `next_offset`. A larger offset leaves
@@ -480,16 +477,8 @@ class LogBuilder:
         )
 
     def _write_data(self, data: bytes, facts: ExpectedRow, last: int) -> int | None:
-        """Writes a data batch.
-
-        Args:
-            data: Bytes of the batch.
-            facts: Fields of the batch.
-            last: Last offset of the batch.
-
-        Returns:
-            Index of the batch's transaction in `BuiltLog.transactions`; None if the batch is not
-            transactional.
+        """Writes a data batch, whose last offset is `last`. Returns the index of the transaction in
+        `BuiltLog.transactions`; None if the batch is not transactional.
         """
         base = facts.batch_base_offset
         self._files.write(data, base, last, facts.timestamp)

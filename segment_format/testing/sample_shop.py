@@ -3,8 +3,8 @@
     shop = SampleShop("sample/tier")
     shop.tier_months(60)  # January 2021 to December 2025
 
-Both topics have JSON values and the customer as key. Each month is one segment per partition.
-The same calls write the same records.
+Both topics have JSON values and the customer as key. Each month is one segment per partition. The
+records are deterministic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SampleShop:
 
     Attributes:
         options: Options of a scan, except the topics.
-        logs: Log of each topic and partition. It also has the records that never reach the tier.
+        logs: Log of each topic and partition, including records that never reach the tier.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SampleShop:
         self._months += count
 
     def _records(self, month: int) -> Iterator[tuple[tuple[str, int], SimpleRecord]]:
-        """Yields the records of a month and their partitions, in order of time."""
+        """Yields the records of a month, ordered by time, each with its topic and partition."""
         choose = self._random
         start = datetime.datetime(2021 + month // 12, 1 + month % 12, 1, tzinfo=datetime.UTC)
         mean = self._orders_per_month * 1.35 ** (month // 12) * _SEASON[month % 12]

@@ -47,15 +47,13 @@ class ProducerEntry:
     """One entry of a producer snapshot.
 
     Attributes:
-        producer_id: Id of the producer.
-        producer_epoch: Its newest epoch.
-        last_sequence: Last sequence of its last batch; -1 if it wrote only markers.
-        last_offset: Last offset of its last batch; -1 if it wrote only markers.
-        offset_delta: Last offset minus first offset of its last batch.
-        timestamp: Milliseconds since 1970: the timestamp of its last marker, or the largest
-            timestamp of its last batch if no marker follows that batch.
-        coordinator_epoch: Coordinator epoch of its last marker; -1 if it has no marker.
-        current_txn_first_offset: First offset of its open transaction; -1 if none is open.
+        last_sequence: Last sequence of the producer's last batch; -1 if it wrote only markers.
+        last_offset: Last offset of the last batch; -1 if it wrote only markers.
+        offset_delta: Last offset minus first offset of the last batch.
+        timestamp: Milliseconds since 1970: the timestamp of the last marker, or the largest
+            timestamp of the last batch if no marker follows the batch.
+        coordinator_epoch: Coordinator epoch of the last marker; -1 if there is none.
+        current_txn_first_offset: First offset of the open transaction; -1 if none is open.
     """
 
     producer_id: int
@@ -111,7 +109,6 @@ class Transaction:
     """A transaction that wrote data to the partition.
 
     Attributes:
-        producer_id: Id of its producer.
         first_offset: Base offset of its first batch.
         marker_offset: Offset of the marker that ended it; None while it is open.
         committed: True if it was committed; None while it is open.
@@ -245,18 +242,15 @@ class SegmentFiles:
     """The files of one segment that a broker passes to a storage plugin.
 
     Attributes:
-        base_offset: First offset of the segment.
-        next_offset: End of the segment, exclusive: the base offset of the next segment. It can be
-            higher than the last offset of the last batch plus 1.
+        next_offset: End of the segment, exclusive: the base offset of the next segment. There may
+            be unused offsets between the last batch and this offset.
         log: The `.log` file.
-        index: The `.index` file.
-        timeindex: The `.timeindex` file.
         txnindex: The `.txnindex` file; None when no transaction was aborted in the segment.
         snapshot: Producer snapshot at the segment's end.
         leader_epoch_checkpoint: The `leader-epoch-checkpoint` file with the leader epochs from the
             log start to `next_offset`.
         max_timestamp_ms: Largest batch timestamp; -1 if no batch has one.
-        epochs: (leader epoch, first offset of this epoch in the segment), in ascending order.
+        epochs: Leader epochs and their first offsets in the segment, in ascending order.
     """
 
     base_offset: int
@@ -293,8 +287,7 @@ class BatchFacts:
 
 
 class IndexBuilder:
-    """Builds the offset, time and transaction index of one segment. Follows the rules of the
-    broker.
+    """Builds the offset, time and transaction index of one segment as a broker does.
 
     An append adds an entry to the offset index if more than `interval_bytes` were appended since
     the previous entry. The entry contains the last offset and the position of the append. At the
@@ -369,14 +362,13 @@ class PartitionWriter:
         next_offset: Offset of the next entry. A caller may increase it to leave a hole.
         log_start: The partition's log start offset. A caller may increase it, as DeleteRecords
             does.
-        segments: Closed segments.
         log_starts: For each closed segment, the value of `log_start` at the time when the segment
             was closed.
 
     Args:
         producers: Producers of the partition, for the snapshots.
         start_offset: Base offset of the first segment.
-        leader_epoch: Epoch of the first appends.
+        leader_epoch: Leader epoch of the log before the first call of `begin_epoch`.
         index_interval_bytes: Kafka's `index.interval.bytes`.
         segment_bytes: Maximum size of a segment. If an append would exceed it, a new segment
             begins. None means that only `roll` closes a segment.
@@ -406,8 +398,8 @@ class PartitionWriter:
         self._has_epochs = False
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begins a leader epoch at `next_offset`. If no entry is written in an epoch, the epoch is
-        not recorded.
+        """Begins a leader epoch at `next_offset`. The epoch is recorded only if an entry is written
+        in it.
 
         Raises:
             ValueError: `epoch` is not higher than the previous leader epoch.
@@ -457,8 +449,8 @@ class PartitionWriter:
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Writes all entries of the `with` block as a single append. This affects the entries of
-        the indexes.
+        """Writes all entries of the `with` block as a single append. An append gets at most one
+        entry in each index.
         """
         self._group = []
         try:

@@ -236,18 +236,15 @@ class AivenTierWriter:
     Args:
         sink: Destination of the objects: a folder, a dict from key to bytes, or a function that is
             called with key and bytes.
-        topic: Topic name.
-        partition: Partition number.
         topic_id: 22 characters or a UUID; None generates one.
         key_prefix: Prefix of every key; usually ends with "/".
         chunk_size: Size of the original chunks in bytes; the last chunk may be smaller.
         compression: True to compress each chunk to a zstd frame.
-        encryption: Public key that encrypts the data key of each segment. None to store chunks and
-            side files without encryption.
+        encryption: Public key that encrypts the data key of each segment; None for no encryption.
         broker_id: Broker id that is written to manifests.
         write_txn_idx_empty: True to write the manifest's member `txnIdxEmpty`, as Kafka 4 does.
-        random_bytes: Returns a given number of random bytes. Called for ids, keys and IVs. A
-            deterministic function makes the output repeatable.
+        random_bytes: Returns a given number of random bytes, for ids, keys and IVs. A deterministic
+            function makes the output repeatable.
     """
 
     def __init__(
@@ -352,16 +349,14 @@ class AivenTierWriter:
 
 
 class LocalTierWriter:
-    """Writes segments in the layout of `LocalTieredStorage`, the storage of Kafka's own tests. The
-    files are not changed.
+    """Writes segments in the layout of `LocalTieredStorage`, the storage of Kafka's own tests: the
+    unchanged files of the broker.
 
     Args:
         sink: Destination of the files: a folder, a dict from key to bytes, or a function that is
             called with key and bytes.
-        topic: Topic name.
-        partition: Partition number.
         topic_id: 22 characters or a UUID; None generates one.
-        random_bytes: Returns a given number of random bytes. Called for ids.
+        random_bytes: Returns a given number of random bytes, for ids.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from segment_format.values.registry_framing import value_bounds
 
 @dataclass(frozen=True, slots=True)
 class BadValue:
-    """A value that does not follow its schema.
+    """A value that cannot be decoded with its schema.
 
     Attributes:
         row: Index of the value in the decoded array.

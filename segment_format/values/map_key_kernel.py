@@ -66,7 +66,7 @@ def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
     """Marks each entry of a map whose key is repeated later in the map. Returns the number of
     marked entries. Uses a hash table.
 
-    The loop begins at the last entry, so the last one of several equal keys is not marked.
+    The loop begins at the last entry, so the last of several equal keys is not marked.
     """
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])

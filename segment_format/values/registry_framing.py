@@ -87,8 +87,8 @@ class ConfluentHeaders:
     """The Confluent headers of a batch of values.
 
     Attributes:
-        schemas: Distinct ids and GUIDs. Numbers of 0 or less are codes, which are used for values
-            without a valid header.
+        schemas: Distinct ids and GUIDs. Numbers of 0 or less are codes for values without a valid
+            header.
         schema_of: Index into `schemas` for each value; undefined for nulls.
         invalid: Index of a code in `schemas` -> reason why the values with this code have no valid
             header.
@@ -126,8 +126,7 @@ def read_confluent_header(value: bytes) -> tuple[int | str, int]:
     """Reads the header of a value. Returns two values: the id or GUID, and the size of the header
     in bytes.
 
-    This function defines the result that the faster `read_confluent_headers` must have for each
-    value.
+    The faster `read_confluent_headers` must return equal ids and sizes.
 
     Raises:
         ValueError: The value has no header.
@@ -145,8 +144,8 @@ def read_confluent_header(value: bytes) -> tuple[int | str, int]:
 
 
 def _confluent_ids(values: pa.Array) -> NDArray[np.int64]:
-    """Returns the schema id of each value. If the header of a value does not contain a valid id,
-    returns a code of 0 or less for it. The result for nulls is undefined.
+    """Returns the schema id of each value, or a code of 0 or less if the header contains no valid
+    id. The result for nulls is undefined.
     """
     header = leading_bytes(values, CONFLUENT_HEADER)
     ids = np.zeros(len(values), np.int64)
@@ -162,7 +161,7 @@ def _confluent_ids(values: pa.Array) -> NDArray[np.int64]:
 
 
 class FramedValues(NamedTuple):
-    """Values, and the id of each value's schema, which was read from its header.
+    """Values, and for each value the schema id from the header.
 
     Attributes:
         values: A `pa.binary()` array.
@@ -226,9 +225,8 @@ def _read_aws_glue(values: pa.Array) -> FramedValues:
 
 
 def _inflate(values: pa.Array, compressed: NDArray[np.bool_]) -> tuple[pa.Array, dict[int, str]]:
-    """Removes the Glue headers from all values, and decompresses the values that are compressed.
-    Returns two values: the resulting values, and a dict with the rows that cannot be decompressed
-    and the reasons.
+    """Removes the Glue headers from all values, and decompresses compressed values. Returns the
+    resulting values, and a dict from row to reason for values that cannot be decompressed.
     """
     left = MAX_INFLATED_BATCH
     contents: list[bytes | None] = []
@@ -275,13 +273,9 @@ APICURIO: Final = Framing(_read_apicurio)
 
 
 def leading_bytes(values: pa.Array, size: int) -> NDArray[np.uint8]:
-    """Returns an array with one row per value. The row contains the first `size` bytes of the
-    value, or zeros if the value is shorter than `size`.
-
-    Args:
-        values: Values, which may be a slice. If the type is not `pa.binary()`, all values count as
-            too short.
-        size: Number of bytes.
+    """Returns an array with one row per value: the first `size` bytes of the value, or zeros if the
+    value is shorter. `values` may be a slice. If the type is not `pa.binary()`, all values count as
+    too short.
     """
     leading = np.zeros((len(values), size), np.uint8)
     if not len(values) or values.type != pa.binary():
@@ -331,14 +325,13 @@ def without_headers(
 
 
 def insert_avro_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) -> pa.Array:
-    """Adds the missing length to values of the Avro type bytes. Avro requires this length before
-    the bytes.
+    """Inserts the length that Avro requires before the bytes into values of the Avro type bytes.
 
     Args:
         values: A `pa.binary()` array of at least one value, which may be a slice.
         rows: Mask of the values that lack the length. It must be false for nulls.
-        prefix: Size in bytes of the header at the start of each of these values. The length is
-            inserted after the header.
+        prefix: Size in bytes of the header at the start of each value, after which the length is
+            inserted.
 
     Raises:
         ValueError: The result would exceed 2 GiB.

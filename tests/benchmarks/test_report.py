@@ -38,9 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Makes benchmarks write generated tiers to a new folder; returns its path.
-
-    The folder does not exist yet.
+    """Makes benchmarks write generated tiers to a folder that does not exist yet; yields its
+    path.
     """
     monkeypatch.setenv("KTS_BENCH_CACHE", str(tmp_path / "cache"))
     tiers.cache_folder.cache_clear()

@@ -15,7 +15,7 @@ PYTHON: Final = "python"
 SHELL: Final = "sh"
 EXECUTED: Final = (PYTHON, SHELL)
 SHOWN: Final = ("text", "json", "yaml", "toml", "ini", "properties")
-"""Languages of output, diagrams and input of other programs, which the tests do not run."""
+"""Languages of blocks that the tests do not run: output, diagrams and input of other programs."""
 
 _FENCE: Final = re.compile(r"\s*(?P<marks>`{3,}|~{3,})(?P<info>.*)")
 

@@ -6,11 +6,8 @@ from tests.docs.fences import ROOT
 
 
 def read_table(page: str, heading: str) -> dict[str, tuple[str, ...]]:
-    """Reads the first table after a heading; maps the first cell of each row to its other cells.
-
-    Args:
-        page: Name of a file in `docs/`.
-        heading: Text of the heading, without `#`.
+    """Reads the first table after the heading with the text `heading` of the page `page` in
+    `docs/`. Maps the first cell of each row to the remaining cells of the row.
     """
     lines = iter((ROOT / "docs" / page).read_text().splitlines())
     for line in lines:

@@ -104,7 +104,7 @@ def served(folder: Path) -> Iterator[str]:
             server.shutdown()
 
 
-def look_at(folder: Path, profile: Path, look: Callable[[Browser, str], Awaitable[None]]) -> None:
+def open_site(folder: Path, profile: Path, look: Callable[[Browser, str], Awaitable[None]]) -> None:
     """Serves a folder and calls `look` with a browser tab and the address of the site."""
 
     async def run(address: str) -> None:
@@ -132,7 +132,7 @@ async def _keep(tab: Browser, name: str) -> None:
 def test_pages_fit_desktop_and_phone_in_both_schemes(site: Path, tmp_path: Path) -> None:
     async def look(tab: Browser, address: str) -> None:
         for scheme in SCHEMES:
-            await tab.look(prefers_color_scheme=scheme)
+            await tab.emulate_media(prefers_color_scheme=scheme)
             for width in WIDTHS:
                 for page in PAGES:
                     await tab.visit(address + page, width)
@@ -143,7 +143,7 @@ def test_pages_fit_desktop_and_phone_in_both_schemes(site: Path, tmp_path: Path)
                     assert (red < 64) == (scheme == "dark"), (page, colour)
                     await _keep(tab, f"site-{page.strip('/').replace('/', '-')}-{width}-{scheme}")
 
-    look_at(site, tmp_path, look)
+    open_site(site, tmp_path, look)
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_names_in_tables_are_shown_on_one_line(site: Path, tmp_path: Path) -> No
                 assert await tab.run(seen) > 20
                 assert await tab.run(broken) == []
 
-    look_at(site, tmp_path, look)
+    open_site(site, tmp_path, look)
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_quickstart_page_has_working_palette_tabs_and_navigation_links(
     shown = "[...document.querySelectorAll('.tabbed-block')].filter(block => block.offsetParent)"
 
     async def look(tab: Browser, address: str) -> None:
-        await tab.look(prefers_color_scheme="light")
+        await tab.emulate_media(prefers_color_scheme="light")
         await tab.visit(f"{address}quickstart/", 1280)
         light = await tab.run(background)
         for _ in range(2):  # from the system's scheme to light, then to dark
@@ -188,7 +188,7 @@ def test_quickstart_page_has_working_palette_tabs_and_navigation_links(
         links = "[...document.querySelectorAll('.md-footer__link')].map(a => a.pathname)"
         assert await tab.run(links) == ["/", "/getting-started/"]
 
-    look_at(site, tmp_path, look)
+    open_site(site, tmp_path, look)
 
 
 @pytest.mark.slow
@@ -223,11 +223,11 @@ def test_search_for_option_name_lists_that_option_first(site: Path, tmp_path: Pa
         wrong = {name: hit for name, hit in first.items() if not hit.endswith(f"#{anchor(name)}")}
         assert wrong == {}
 
-    look_at(site, tmp_path, look)
+    open_site(site, tmp_path, look)
 
 
 def notebook_page(name: str) -> str:
-    """Returns a page with the outputs of a notebook, one below the other."""
+    """Returns a page that lists the outputs of a notebook."""
     parts = []
     for kind, text in outputs(read(name)):
         if kind == "image/png":
@@ -253,7 +253,7 @@ def test_outputs_of_notebooks_fit_desktop_and_phone(tmp_path: Path) -> None:
 
     async def look(tab: Browser, address: str) -> None:
         for scheme in SCHEMES:
-            await tab.look(prefers_color_scheme=scheme)
+            await tab.emulate_media(prefers_color_scheme=scheme)
             for width in WIDTHS:
                 for name in CHECKS:
                     await tab.visit(f"{address}{name}.html", width)
@@ -263,4 +263,4 @@ def test_outputs_of_notebooks_fit_desktop_and_phone(tmp_path: Path) -> None:
                     assert await tab.run(unseen) == 0
                     await _keep(tab, f"notebook-{name[:2]}-{width}-{scheme}")
 
-    look_at(tmp_path, tmp_path, look)
+    open_site(tmp_path, tmp_path, look)

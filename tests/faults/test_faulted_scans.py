@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SCANS = int(os.environ.get("KTS_FAULT_SCANS", "2000"))
 SECONDS = float(os.environ.get("KTS_FAULT_SECONDS", "300"))
 MIN_SCANS = 40
-"""A machine that is ten times slower reaches this number in time; a slower one takes longer."""
+"""Minimum number of scans of each test, even if the time limit is over."""
 
 
 def report(

@@ -65,7 +65,7 @@ UNSEEN: Final = ("listing lag", "manifest gone")
 
 @dataclass
 class Injector:
-    """Decides which requests of a trial fail, and how.
+    """Decides at random which requests of a trial fail, and how.
 
     Attributes:
         kinds: Kinds of faults to inject.
@@ -79,9 +79,8 @@ class Injector:
     injected: Counter[str] = field(default_factory=Counter)
 
     def draw(self, possible: Iterable[str]) -> str | None:
-        """Chooses the fault of one request; returns `None` if the request must not fail.
-
-        Chooses among the kinds of the trial that are also in `possible`.
+        """Returns a random fault for one request, or `None` if the request must not fail. Chooses
+        among the trial's kinds of faults that are also in `possible`.
         """
         candidates = [kind for kind in self.kinds if kind in possible]
         if not candidates or self.random.random() >= self.rate:
@@ -129,15 +128,10 @@ def run_trials(
     *,
     min_trials: int,
 ) -> Tally:
-    """Runs `count` trials, or fewer if the time runs out, but at least `min_trials`.
+    """Runs trials until `count` trials ran or `seconds` are over, but at least `min_trials`.
 
-    Args:
-        count: Number of trials; each has its own seed.
-        seconds: Time after which no trial starts.
-        kinds: All kinds of faults that the store can have.
-        open_faulty: Called with the injector of a trial; returns its path and its store.
-        first_seed: Seed of the first trial; each later trial adds one.
-        min_trials: Number of trials that run even if the time is over.
+    Trial n uses the seed `first_seed + n`. Each trial passes its injector to `open_faulty`, which
+    returns the path and the store to read.
     """
     tally = Tally()
     began = time.monotonic()
@@ -197,7 +191,7 @@ def _trial(
 
 
 def _within(expected: pa.Table, plan: ScanPlan) -> pa.Table:
-    """Returns the rows of `expected` in the offset ranges of `plan`."""
+    """Returns the rows of `expected` whose offsets are in an offset range of `plan`."""
     ranges = [
         expected.filter(
             pc.and_(
@@ -230,11 +224,7 @@ def unprotected(key: str) -> frozenset[int]:
 def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
     """Returns a copy of `data` with one flipped bit, in a byte that is not in `unprotected(key)`.
 
-    Args:
-        data: Bytes of the object `key`.
-        key: Object key.
-        start: Position of `data` in the object.
-        source: Source of all random choices.
+    `data` are the bytes of the object `key` from the position `start` on.
     """
     while True:
         position = source.randrange(len(data))

@@ -67,13 +67,10 @@ _guarded = GuardedMemory(MAX_OUTPUT)
 
 
 def _compare(data: bytes, mode: int) -> str:
-    """Decodes `data` with the kernels and with the pure Python decoder, and compares the results.
+    """Asserts that the kernels and the pure Python decoder return the same rows of the log `data`,
+    or raise the same error class.
 
-    Asserts that both return the same rows or raise the same error class.
-
-    Args:
-        data: A log, which may be invalid.
-        mode: Bits that select the options of the decoders and the location of the input.
+    The bits of `mode` select the options of the decoders and the location of the input.
     """
     start, stop = _BOUNDS[(mode >> 2) % len(_BOUNDS)]
     cut = _CUTS[(mode >> 4) % len(_CUTS)]
@@ -128,15 +125,11 @@ def _narrow_columns(data: bytes) -> str:
 
 
 def _compare_narrow(rest: bytes, column: str, all_columns: yardstick.Outcome) -> str:
-    """Asserts that decoding only `column` returns the same values as decoding all columns.
+    """Asserts that decoding only `column` of the log `rest` returns the same values as decoding all
+    columns, whose result is `all_columns`.
 
-    Decoding only `column` may succeed although decoding all columns fails, because it does not
-    parse the other columns.
-
-    Args:
-        rest: The log to decode.
-        column: Name of the column.
-        all_columns: Result of decoding all columns: rows or the name of an error class.
+    Decoding one column may succeed although decoding all columns fails, because errors in other
+    columns are not detected.
     """
     index = yardstick.ALL_COLUMNS.index(column)
     decoder = RecordDecoder(

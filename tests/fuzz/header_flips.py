@@ -45,7 +45,7 @@ FORMATS: Final = {
     "v2": (2, "none"),
     "v2 compressed": (2, "lz4"),
 }
-"""Magic and codec."""
+"""Magic and codec, by name of the record format."""
 HEADER_BYTES: Final = {0: 18, 1: 26, 2: 61}
 FLIPS_PER_TIER: Final = 25
 RIGHT: Final = "right rows"
@@ -67,7 +67,7 @@ class Flips:
 
 
 class FlippedTier:
-    """A tier without offset gaps. `try_flip` changes one bit of a batch header in it.
+    """A tier without offset gaps, in which `try_flip` changes one bit of a batch header.
 
     Args:
         source: Source of all random choices.
@@ -100,9 +100,8 @@ class FlippedTier:
     def try_flip(self, number: int) -> tuple[str, str, bool]:
         """Flips a random bit of a batch header, reads a random offset range, and restores the bit.
 
-        Returns:
-            Three values: the outcome (see `Flips.outcomes`), a description of the flip and the
-            read, and whether the read returned wrong rows without an error.
+        Returns the outcome (see `Flips.outcomes`), a description of the flip and the read, and
+        whether the read returned wrong rows without an error.
         """
         choose = self._random
         start, stop = sorted(choose.sample(range(self.first, self.stop + 1), 2))
@@ -164,8 +163,8 @@ class FlippedTier:
 def check_flips(total: int, seed: int, first: int = 0) -> Flips:
     """Tries the flips with the numbers `first` to `total - 1` and returns their results.
 
-    Each tier is used for `FLIPS_PER_TIER` flips. If `first` is not the first flip of a tier, also
-    tries the earlier flips of this tier.
+    Each tier is used for `FLIPS_PER_TIER` flips. If `first` is in the middle of a tier's flips,
+    also tries the flips from the first flip of this tier on.
     """
     result = Flips()
     for block in range(first // FLIPS_PER_TIER, -(-total // FLIPS_PER_TIER)):
@@ -181,15 +180,8 @@ def check_flips(total: int, seed: int, first: int = 0) -> Flips:
 
 
 def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], list[SegmentFiles]]:
-    """Builds a log without offset gaps, which begins at the offset `first`.
-
-    Args:
-        source: Source of all random choices.
-        first: First offset of the log.
-        name: Name of a record format in `FORMATS`.
-
-    Returns:
-        Two values: all rows of the log, and its two or three segments.
+    """Builds a log without offset gaps, which begins at `first`, in the record format `name`.
+    Returns all rows of the log, and its two or three segments.
     """
     magic, codec = FORMATS[name]
     log = LogBuilder(
@@ -212,7 +204,9 @@ def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], lis
 
 
 def _boundary_entries(data: bytes, start: int, stop: int) -> list[Entry]:
-    """Returns the first and the last batch of a log and the batches near `start` and `stop`."""
+    """Returns the first and the last batch of the log `data`, and the batches near the offsets
+    `start` and `stop`.
+    """
     entries = list(iter_entries(data))
     chosen = {0, len(entries) - 1}
     for offset in (start, stop - 1):

@@ -68,11 +68,11 @@ class Mutator:
         return bytes(data[:MAX_INPUT])
 
     def learn(self, data: bytes, outcome: str) -> None:
-        """Adds `data` to the corpus if no earlier input had the same `outcome`.
+        """Adds `data` to the corpus if no earlier input had the same `outcome` and the corpus is
+        not full.
 
-        Does not add it if the corpus is full. The worker passes outcomes through
-        `without_numbers` first, so that error messages that differ only in numbers or quoted
-        values count as equal.
+        The worker passes outcomes through `without_numbers` first. Error messages that differ only
+        in numbers or quoted values are then equal.
         """
         if outcome in self._seen:
             return
@@ -108,5 +108,5 @@ class Mutator:
 
 
 def without_numbers(text: str) -> str:
-    """Replaces numbers and quoted values in an error message by placeholders."""
+    """Replaces numbers and quoted values in an error message with placeholders."""
     return _NUMBERS.sub("#", text)

@@ -39,13 +39,9 @@ def repaired_snapshot(data: bytes) -> bytes:
 
 
 def batch_around(payload: bytes, *, codec: int, count: int, attributes: int = 0) -> bytes:
-    """Builds a batch of magic 2 with a valid length and CRC; the payload may be invalid.
-
-    Args:
-        payload: Bytes after the header.
-        codec: Codec number in the attributes, 0 to 7.
-        count: Number of records that the header states.
-        attributes: Attribute bits other than the codec.
+    """Builds a batch of magic 2 with a valid length and CRC. The payload, that is, the bytes after
+    the header, may be invalid. `codec` is a codec number from 0 to 7, `count` the number of
+    records in the header, and `attributes` contains the remaining attribute bits.
     """
     body = (
         struct.pack(">hiqqqhii", codec | attributes, max(count - 1, 0), 0, 1000, 5, 0, 0, count)

@@ -1,4 +1,4 @@
-"""Runs fuzz targets one after the other, each in a new process and with its own time limit."""
+"""Runs fuzz targets sequentially, each in a new process and with its own time limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 Engine = Literal["mutation", "coverage"]
 FOLDER: Final = Path("build") / "fuzz"
 START_SECONDS: Final = 240
-"""Time to import, and to compile the kernels if they are not cached."""
+"""Time limit in seconds for importing modules and for compiling the kernels if they are not
+cached.
+"""
 HANG_SECONDS: Final = 60
 
 
@@ -67,13 +69,8 @@ def run_target(
 ) -> Result:
     """Runs a target until `seconds` are over or an input fails.
 
-    Args:
-        name: Name of the target.
-        engine: Engine that creates the inputs.
-        seconds: Time for running inputs; starting the process takes additional time.
-        seed: Seed of all random choices.
-        folder: Folder for failing inputs and for the files of the worker process.
-        hang_seconds: Timeout for one input.
+    `seconds` does not include the start of the process. `folder` gets failing inputs and the files
+    of the worker process. `hang_seconds` is the timeout for one input.
     """
     work = folder / f"{name}-{engine}"
     shutil.rmtree(work, ignore_errors=True)
@@ -93,10 +90,9 @@ def run_target(
 def _watch(
     process: subprocess.Popen[bytes], work: Path, seconds: float, hang_seconds: float
 ) -> str | None:
-    """Waits until a worker process ends or takes too long.
-
-    Returns `None` if the process ended with exit code 0. Otherwise, returns a description of the
-    error, for example that one input took more than `hang_seconds`.
+    """Waits until a worker process ends or takes too long. Returns `None` if the process ended with
+    exit code 0, or else a description of the error, for example that one input took more than
+    `hang_seconds`.
     """
     last_number, started = 0, time.monotonic()
     while True:
@@ -115,9 +111,8 @@ def _watch(
 
 
 def _current_input(work: Path) -> tuple[int, bytes]:
-    """Returns two values: the number and the bytes of the input that the worker runs.
-
-    Returns (0, b"") if the worker has not started its first input.
+    """Returns the number and the bytes of the input that the worker runs, or (0, b"") if the worker
+    has not started its first input.
     """
     try:
         data = (work / CURRENT).read_bytes()

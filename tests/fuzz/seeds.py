@@ -1,4 +1,4 @@
-"""Returns the initial fuzz inputs of each target.
+"""Collects the initial fuzz inputs of each target.
 
 They are files that a broker, the storage plugin or the test writers wrote, and inputs that made a
 target fail in the past.
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_SEED: Final = 3000
-"""Bytes. Short inputs run more often, and more of their mutations hit important fields."""
+"""Maximum size of an input in bytes. Short inputs run faster than long ones, and a larger share of
+their mutations changes important fields.
+"""
 INPUTS: Final = Path(__file__).parent / "inputs"
 """Inputs of earlier failures, by target."""
 _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")

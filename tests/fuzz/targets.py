@@ -28,8 +28,8 @@ from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 from segment_format.manifest import chunk_index as chunk_sizes
 from segment_format.manifest import object_names
 from segment_format.manifest.chunk_index import Chunk
-from segment_format.manifest.custom_metadata import parse_custom_metadata
 from segment_format.manifest.encryption import WrappedDataKey, load_private_key
+from segment_format.manifest.object_names import parse_custom_metadata
 from segment_format.manifest.segment_manifest import SegmentManifest
 from segment_format.manifest.transform import restore_chunk
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
@@ -74,11 +74,8 @@ class Target:
 def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: bool) -> str:
     """Calls a parser and returns the outcome, as described in the module docstring.
 
-    Args:
-        function: Parser that is called with two values: all bytes of `data` except the first one,
-            and the first byte as a number.
-        data: The input.
-        located: If true, an error without a byte position fails the target.
+    The parser gets all bytes of `data` except the first one, and the first byte as a number. If
+    `located` is true, an error without a byte position fails the target.
     """
     mode, rest = (data[0], data[1:]) if data else (0, b"")
     try:
@@ -267,7 +264,6 @@ def targets() -> tuple[Target, ...]:
 
 
 def target_named(name: str) -> Target:
-    """Returns the target with this name."""
     for target in PARSERS:
         if target.name == name:
             return target

@@ -33,9 +33,9 @@ FAILURE: Final = "failure"
 CURRENT_BYTES: Final = 1 << 20
 HEADER: Final = struct.Struct("<QQ")  # number of the current input, its size
 MAX_SECONDS: Final = 5.0
-"""Limit of the CPU time for one input; normal inputs take milliseconds."""
+"""Limit of the CPU time for one input, in seconds. Normal inputs take milliseconds."""
 MAX_GROWTH: Final = 192 << 20
-"""Limit of the memory increase by one input; zstd windows may have 128 MiB."""
+"""Limit of the memory increase by one input, in bytes. zstd windows may have 128 MiB."""
 ADDRESS_SPACE: Final = 2 << 30
 _REPORT_EVERY: Final = 0.5
 
@@ -66,10 +66,8 @@ class Worker:
         self._reported = time.monotonic()
 
     def run(self, data: bytes) -> str:
-        """Runs the target on one input.
-
-        Returns:
-            The outcome; placeholders replace numbers and quoted values.
+        """Runs the target on one input and returns the outcome; placeholders replace numbers and
+        quoted values.
 
         Raises:
             AssertionError: The input took more than `MAX_SECONDS` or `MAX_GROWTH`.
@@ -99,10 +97,8 @@ class Worker:
         return word + self._without_numbers(text) if colon else word
 
     def report(self) -> None:
-        """Writes a JSON file with the current results.
-
-        It contains the number of inputs, the number of inputs by outcome, the time of the slowest
-        input and the largest increase of memory.
+        """Writes a JSON file with the results: the number of inputs, the number of inputs by
+        outcome, the time of the slowest input and the largest increase of memory.
         """
         self._reported = time.monotonic()
         facts = {
@@ -115,7 +111,7 @@ class Worker:
         (self._folder / f"{COUNTS}.new").replace(self._folder / COUNTS)
 
     def save_failure(self, data: bytes, text: str) -> None:
-        """Saves a failing input and its error."""
+        """Writes a failing input and its error to files."""
         (self._folder / FAILURE).write_bytes(data)
         (self._folder / f"{FAILURE}.txt").write_text(text)
         self.report()

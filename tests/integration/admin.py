@@ -60,7 +60,9 @@ TIERED: Mapping[str, str] = {
     "internal.segment.bytes": "20000",
     "index.interval.bytes": "1000",
 }
-"""Settings of tiered topics: small segments, which the broker deletes locally after the copy."""
+"""Settings of tiered topics with small segments. Brokers delete a segment from their disks after
+they copied it to the tier.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Admin:
         replica_nodes: tuple[int, ...],
         version: str,
     ) -> None:
-        self._tiered = _tiered(version)
+        self._tiered = _tiered_settings(version)
         self._bootstraps = bootstraps
         self._class_path = class_path
         self._folder = folder
@@ -129,10 +131,11 @@ class Admin:
         return sorted(AdminClient(settings).list_topics(timeout=2).brokers)
 
     def create_internal_topics(self) -> None:
-        """Creates the internal topics for consumer groups and transactions.
+        """Creates the topics for consumer groups, for transactions and for the metadata of the
+        tier.
 
-        Then waits until the brokers created the metadata topic of the tier. Kafka places all three
-        topics on the nodes that are currently running.
+        Kafka places all three topics on the nodes that are currently running. Waits until the
+        brokers have created the metadata topic.
         """
         compacted = {"cleanup.policy": "compact"}
         topics = [NewTopic(n, 1, 1, config=compacted) for n in _INTERNAL if n != _INTERNAL[2]]
@@ -147,17 +150,12 @@ class Admin:
         replicas: tuple[int, ...] | None = None,
         **settings: str,
     ) -> str:
-        """Creates a tiered topic and waits until its partitions have leaders.
+        """Creates a tiered topic, waits until its partitions have leaders, and returns the topic id
+        as Kafka prints it.
 
-        Args:
-            name: Name of the topic.
-            partitions: Number of partitions.
-            replicas: Nodes that get a replica of every partition; the first one is the preferred
-                leader. None uses the first of `replica_nodes`.
-            settings: Topic settings in addition to `TIERED`. Names contain `_` instead of `.`.
-
-        Returns:
-            The topic id as Kafka prints it, 22 characters.
+        `replicas` are the nodes that get a replica of every partition; the first one is the
+        preferred leader. The default is the first of `replica_nodes`. `settings` are added to
+        `TIERED`; their names contain `_` instead of `.`.
         """
         config = {**self._tiered, **{k.replace("_", "."): v for k, v in settings.items()}}
         nodes = list(replicas or self._replica_nodes[:1])
@@ -174,7 +172,7 @@ class Admin:
         wait_until(lambda: name not in self.client().list_topics(timeout=5).topics)
 
     def topic_id(self, name: str) -> str:
-        """Returns the topic id as Kafka prints it, 22 characters."""
+        """Returns the topic id as Kafka prints it: 22 characters."""
         ids: list[str] = []
 
         def is_described() -> bool:
@@ -320,15 +318,11 @@ class Admin:
         return last[0]
 
     def _list_by_protocol(self, topic: str, partition: int, timestamp: int) -> int:
-        """Returns the offset of a partition for a special timestamp.
+        """Returns the offset that a partition's leader reports for a special timestamp:
+        `EARLIEST_LOCAL` or `LATEST_TIERED`.
 
         Sends the request without librdkafka, which rejects these timestamps. Retries until the
         partition has a leader that responds.
-
-        Args:
-            topic: Name of the topic.
-            partition: Number of the partition.
-            timestamp: `EARLIEST_LOCAL` or `LATEST_TIERED`.
         """
         offsets: list[int] = []
 
@@ -385,7 +379,7 @@ class Admin:
             future.result(WAIT_SECONDS)
 
 
-def _tiered(version: str) -> dict[str, str]:
+def _tiered_settings(version: str) -> dict[str, str]:
     """Returns the topic settings in `TIERED`, with the names that Kafka `version` uses.
 
     Before 4.0, Kafka has `segment.bytes` instead of `internal.segment.bytes`."""
@@ -399,15 +393,11 @@ def wait_until(
     describe: Callable[[], str] = lambda: "",
     seconds: float = WAIT_SECONDS,
 ) -> None:
-    """Waits until a condition is true.
-
-    Args:
-        is_reached: Returns whether the condition is true; called ten times per second.
-        describe: Returns a description of the current state for the error message.
-        seconds: Timeout.
+    """Calls `is_reached` ten times per second until it returns true.
 
     Raises:
-        TimeoutError: The condition is still false after the timeout.
+        TimeoutError: `is_reached` still returns false after `seconds`. The message contains the
+            result of `describe`.
     """
     deadline = time.monotonic() + seconds
     while not is_reached():

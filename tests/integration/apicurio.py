@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VERSION = "2.6.13.Final"
-"""The newest version with an artifact that contains all libraries; the plain jar does not."""
+"""The newest version for which Maven has an artifact that includes all dependencies."""
 _ARTIFACT = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
 _RESOLVE_SECONDS = 280
 

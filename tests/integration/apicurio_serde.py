@@ -56,10 +56,8 @@ class Serde(NamedTuple):
     def value(self, schema: object, row: dict[str, Any]) -> Any:  # noqa: ANN401  # a Java object
         """Converts a row to a record of Avro's Java classes.
 
-        Args:
-            schema: Avro schema of the row.
-            row: Values by field, as in Avro's JSON encoding. In this encoding, the nullable field
-                `note` would be `{"string": "text"}`; here it may also be just `"text"`.
+        `row` contains values by field, as in Avro's JSON encoding. There, the nullable field `note`
+        has a value such as `{"string": "text"}`; here, it may also be just `"text"`.
         """
         parsed, avro = self.schema(schema), self.classes.org.apache.avro
         if isinstance(row.get("note"), str):

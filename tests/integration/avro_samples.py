@@ -10,7 +10,9 @@ from typing import Any
 
 
 def record(name: str, /, **fields: object) -> dict[str, Any]:
-    """Returns a record schema with these fields; a nullable field has null as its default."""
+    """Returns the Avro schema of a record with these fields; nullable fields have null as their
+    default.
+    """
     avro_fields: list[dict[str, Any]] = []
     for field, kind in fields.items():
         avro_fields.append({"name": field, "type": kind})

@@ -16,7 +16,8 @@ _TRANSACTIONS = 3
 
 
 class RandomWork:
-    """Sends random batches with every codec. Some belong to transactions, which may overlap.
+    """Sends random batches with every codec. Some batches belong to transactions, which may
+    overlap.
 
     Args:
         bootstrap: Address of the cluster.
@@ -32,11 +33,7 @@ class RandomWork:
         self._open: set[str] = set()
 
     def step(self) -> int:
-        """Sends some records or ends a transaction.
-
-        Returns:
-            Number of records that were sent.
-        """
+        """Sends some records or ends a transaction; returns the number of sent records."""
         kind = self._random.random()
         topic, partition = self._random.choice(self._pairs)
         count = self._random.randint(1, 200)
@@ -73,8 +70,8 @@ class Background:
     Args:
         work: The thread calls `work.step()` repeatedly.
         records_per_second: Maximum average rate.
-        leaves_open: If true, open transactions stay open at the end of the block. Otherwise they
-            are committed or aborted.
+        leaves_open: If true, transactions that are open at the end of the block stay open. If
+            false, they are committed or aborted.
     """
 
     def __init__(
@@ -93,7 +90,7 @@ class Background:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the thread, which ends open transactions unless `leaves_open` is true.
+        """Stops the thread. If `leaves_open` is false, the thread ends open transactions.
 
         Raises:
             RuntimeError: A step failed.

@@ -74,11 +74,8 @@ class Broker:
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topics(self, partitions: Mapping[str, int], **settings: str) -> None:
-        """Creates tiered topics.
-
-        Args:
-            partitions: Number of partitions by topic.
-            settings: Topic settings in addition to `TIERED`. Names contain `_` instead of `.`.
+        """Creates tiered topics. `partitions` maps their names to numbers of partitions. `settings`
+        are added to `TIERED`; their names contain `_` instead of `.`.
         """
         config = {**TIERED, **{k.replace("_", "."): v for k, v in settings.items()}}
         topics = [NewTopic(name, count, 1, config=config) for name, count in partitions.items()]
@@ -94,10 +91,8 @@ class Broker:
             future.result()
 
     def offsets(self, when: str) -> PartitionOffsets:
-        """Returns an offset that the broker reports, for each partition of each user topic.
-
-        Args:
-            when: Kind of offset: `earliest`, `latest`, `latest-tiered` or `earliest-local`.
+        """Returns an offset of each partition of each user topic, as the broker reports it. `when`
+        is the kind of offset: `earliest`, `latest`, `latest-tiered` or `earliest-local`.
         """
         run = subprocess.run(
             [
@@ -158,10 +153,11 @@ class Broker:
         return sorted(int(path.stem) for path in logs)
 
     def wait_until_tiered(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Waits until all closed segments below the last stable offset are only in the tier.
+        """Waits until all closed segments below the last stable offset are in the tier and deleted
+        from the broker's disk.
 
         Raises:
-            TimeoutError: Some segments are not tiered after `SETTLE_SECONDS`.
+            TimeoutError: Some segments are still on the disk after `SETTLE_SECONDS`.
         """
         pairs = list(partitions)
         deadline = time.monotonic() + SETTLE_SECONDS
@@ -179,26 +175,22 @@ class Broker:
             time.sleep(0.3)
 
     def _has_copied_segments(self, pair: tuple[str, int], stable: int) -> bool:
-        """Returns whether the broker's disk has a closed segment that ends at or below `stable`.
+        """Returns whether the disk still has a closed segment of the partition `pair` that ends at
+        or below the last stable offset `stable`.
 
         Brokers copy such segments to the tier and then delete them from the disk.
-
-        Args:
-            pair: Topic and partition.
-            stable: Last stable offset of the partition.
         """
         return any(following <= stable for following in self.local_bases(*pair)[1:])
 
     def tier_stable_offsets(self, tier_ends: PartitionOffsets) -> PartitionOffsets:
-        """Returns the last stable offset of the tier for each partition.
+        """Returns the offset at which read_committed scans of the tier end, for each partition.
 
-        This offset is the end of a read_committed scan that does not read from brokers. If a
-        transaction is open at the end of the tier, this is the first offset of the oldest open
-        transaction. Otherwise it is the end of the tier. The producer snapshot of the last tiered
-        segment lists the open transactions.
+        If a transaction is open at the end of the tier, this is the first offset of the oldest open
+        transaction. Without an open transaction, it is the end of the tier. The producer snapshot
+        of the last tiered segment lists the open transactions.
 
-        Args:
-            tier_ends: Offset after the last tiered offset, by partition; 0 if nothing is tiered.
+        `tier_ends` is the offset after the last tiered offset of each partition, or 0 if nothing is
+        tiered.
         """
         names: dict[str, tuple[str, int]] = {}
         scratch = self.folder / "snapshots"
@@ -228,10 +220,8 @@ def running_broker(
 ) -> Iterator[Broker]:
     """Runs a broker during a `with` block; formats a disk if the folder has none.
 
-    Args:
-        folder: Contains the broker's files and log in `node-1`, its disk in `node-1/logs`, and the
-            tier in `tier`.
-        settings: Additional broker settings.
+    In `folder`, `node-1` contains the broker's files and log, `node-1/logs` its disk, and `tier`
+    the tier. `settings` are additional broker settings.
 
     Raises:
         RuntimeError: The broker did not start. The message contains the end of its log.

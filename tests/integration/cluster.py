@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 START_SECONDS = 90
 BUSY = {"broker.session.timeout.ms": "18000"}
-"""For tests in which no broker dies: a slow machine must not look like a dead broker. A killed
-broker can only restart after this timeout."""
+"""Settings for tests in which no broker dies: brokers that respond late on a slow machine must not
+count as dead. A killed broker can only restart after this timeout.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Cluster:
         try:
             for node, process in zip(new, formats, strict=True):
                 if process.wait(60) != 0:
-                    raise RuntimeError(f"the disk was not formatted:\n{node.log_end()}")
+                    raise RuntimeError(f"the disk was not formatted:\n{node.last_log_lines()}")
             # Start node 1 first, so that Kafka creates the internal topics on it.
             self.start_node(1)
             for number in self.nodes:
@@ -140,7 +141,9 @@ class Cluster:
         self.wait_ready()
 
     def restart_node(self, number: int, *, is_clean: bool = True) -> None:
-        """Stops a node (or kills it, if `is_clean` is false) and starts it again."""
+        """Stops a node and starts it again. If `is_clean` is false, kills the node instead of
+        stopping it.
+        """
         self.nodes[number].stop() if is_clean else self.nodes[number].kill()
         self.start_node(number)
 
@@ -157,13 +160,13 @@ class Cluster:
         while not all(self._knows(node, expected) for node in running):
             dead = [node.number for node in running if not node.is_running]
             if dead or time.monotonic() > deadline:
-                logs = "\n".join(node.log_end() for node in running)
+                logs = "\n".join(node.last_log_lines() for node in running)
                 raise RuntimeError(f"the cluster is not ready; nodes that ended: {dead}\n{logs}")
             time.sleep(0.1)
 
-    def log_ends(self) -> str:
-        """Returns the last lines of every node's log, for error messages."""
-        return "\n".join(node.log_end() for node in self.nodes.values())
+    def last_log_lines(self) -> str:
+        """Returns the last lines of every node's log file, for error messages."""
+        return "\n".join(node.last_log_lines() for node in self.nodes.values())
 
     def _knows(self, node: Node, expected: set[int]) -> bool:
         try:

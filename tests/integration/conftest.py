@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
-from tests.integration.differential_world import World, run_comparison
+from tests.integration.differential_world import DifferentialResults, run_comparison
 from tests.needs import needs
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def differential(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Reads one broker with Spark's Kafka source and with this product; returns both results."""
+def differential(tmp_path_factory: pytest.TempPathFactory) -> DifferentialResults:
+    """Returns the results of all differential cases, after reading one broker with Spark's Kafka
+    source and with this product.
+    """
     return run_comparison(tmp_path_factory.mktemp("differential"))
 
 

@@ -1,5 +1,5 @@
-"""Contains the cases in which this product reads from brokers, and its results are compared with
-the results of Spark's Kafka source.
+"""Contains the cases in which this product reads from brokers. The differential test compares the
+results with those of Spark's Kafka source.
 
 The table in `docs/kafka-source.md` has a row for each difference between the two sources. `ROWS`
 maps each row of the table to the cases that show the difference.
@@ -38,10 +38,11 @@ SHORT_TIMEOUTS: Final = {
 
 
 def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
-    """Returns JSON with an offset near the end of the tier for each partition.
+    """Returns JSON with one offset for each partition: the last stable offset of the tier plus
+    `of_tier`.
 
-    This is the last stable offset of the tier plus `of_tier`. If the sum is below the log start or
-    above the last stable offset of the log, that bound is used instead.
+    Sums below the log start are replaced by the log start. Sums above the last stable offset of the
+    log are replaced by this offset.
     """
     named: dict[str, dict[str, int]] = {}
     for topic in topics.split(","):
@@ -64,10 +65,9 @@ def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
 
 
 def times_near_tier_end(facts: TierFacts, topic: str, of_tier: int) -> str:
-    """Returns JSON with a create time for each partition of a topic.
-
-    This is the create time of the record with the offset `tier_end + of_tier`, where `tier_end` is
-    the offset after the last tiered offset of the partition.
+    """Returns JSON with the create time of one record for each partition of a topic. The record has
+    the offset `tier_end + of_tier`, where `tier_end` is the offset after the last tiered offset
+    of the partition.
     """
     keys = [(topic, number) for number in range(EVERY[topic])]
     return json.dumps(
@@ -286,7 +286,7 @@ MORE: Final[Mapping[str, Case]] = {
         "certificates without TLS are a mistake",
     ),
 }
-"""Cases that need brokers."""
+"""Cases in which this product reads from brokers."""
 
 ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "an end, a start or a starting time after the tier, without brokers": (
@@ -356,4 +356,4 @@ _WITHOUT_BROKERS: Final = tuple(row for row in ROWS if row.endswith("without bro
 STILL_DIFFERENT: Final = frozenset(
     name for row, names in ROWS.items() if row not in _WITHOUT_BROKERS for name in names
 )
-"""Cases that differ with brokers, too."""
+"""Cases whose results differ even if this product reads from brokers."""

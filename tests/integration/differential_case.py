@@ -55,7 +55,7 @@ def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) ->
         facts: Offsets of each partition.
         topics: Topics, separated by commas.
         share: Position of the offset: 0 for the log start, 1 for the last stable offset of the
-            tier, 0.5 for the offset halfway between.
+            tier, 0.5 for the offset in the middle.
         special: Offsets that replace the computed ones. A name consists of topic and partition:
             `plain_sparse_1` is partition 1 of the topic `plain-sparse`.
     """
@@ -72,10 +72,8 @@ def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) ->
 def timestamps_json(topics: str, *seconds: int) -> str:
     """Returns JSON with a timestamp for each partition: the create time of a record.
 
-    Args:
-        topics: Topics, separated by commas.
-        seconds: Record numbers (see `time_of`), one for each partition, ordered by topic and
-            partition. If there are fewer numbers than partitions, the numbers repeat.
+    `seconds` are record numbers (see `time_of`), one for each partition, ordered by topic and
+    partition. If they are fewer than the partitions, they repeat.
     """
     every = itertools.cycle(seconds)
     return json.dumps(
@@ -87,9 +85,9 @@ def timestamps_json(topics: str, *seconds: int) -> str:
 
 
 def time_of(second: float) -> int:
-    """Returns the create time of record number `second`, in milliseconds since 1970.
-
-    Records that `Filler` sends late have an earlier time."""
+    """Returns the create time of record number `second`, in milliseconds since 1970. Records that
+    `Filler` sends out of order have an earlier time.
+    """
     return BASE_MS + round(second * STEP_MS)
 
 
@@ -103,10 +101,8 @@ def fixed_options(**options: str) -> Callable[[TierFacts], Options]:
 
 def timed_options(**seconds: float) -> Callable[[TierFacts], Options]:
     """Returns a function for `Case.options` that returns options such as `startingTimestamp`.
-
-    Args:
-        seconds: Record number for each option. The value of the option is the create time of this
-            record (see `time_of`).
+    `seconds` maps each option to a record number; the option's value is the create time of this
+    record (see `time_of`).
     """
     return fixed_options(
         subscribe=TIMED, **{name: str(time_of(at)) for name, at in seconds.items()}

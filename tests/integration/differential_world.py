@@ -34,13 +34,13 @@ LEVEL_OPTION = "kafka.isolation.level"
 DEFAULT_LEVEL = "everything, default isolation level"
 BOTH_LEVELS = "everything"
 SEED = os.environ.get("KTS_DIFFERENTIAL_SEED", str(random.SystemRandom().randrange(1 << 31)))
-"""Seed that selects the isolation level of cases that are read with only one."""
+"""Random seed for the isolation level of the cases that are read with only one level."""
 SERVERS_OPTION = "kafka.bootstrap.servers"
 GROWING = "growing"
-"""A topic that gets more records while DataFrames of it are in use."""
+"""A topic that gets new records while DataFrames read it."""
 
 TIER, UNION, BROKERS = "tier", "tier and brokers", "brokers"
-"""Storage that this source reads."""
+"""Names of the storage from which this product reads in a scan."""
 
 THROUGH_SPARK = (
     "subscribe all",
@@ -67,7 +67,7 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class World:
+class DifferentialResults:
     """Results of reading one broker with Spark's Kafka source and with this product.
 
     Attributes:
@@ -158,8 +158,10 @@ def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
     return (random.Random(f"{SEED} {name}").choice(ISOLATION_LEVELS),)
 
 
-def run_comparison(folder: Path) -> World:
-    """Fills a broker, reads all cases with both sources, and stops it. Returns the results."""
+def run_comparison(folder: Path) -> DifferentialResults:
+    """Fills a broker, reads all cases with both sources, and stops the broker. Returns the
+    results.
+    """
     spark_kafka_jars()  # skips before anything has started
     with running_broker(folder / "broker") as broker, ThreadPoolExecutor(1) as pool:
         print(f"KTS_DIFFERENTIAL_SEED={SEED}")  # noqa: T201  # shown if a test fails
@@ -178,7 +180,7 @@ def run_comparison(folder: Path) -> World:
         ours = dict(_ours(facts, tier))
         spark = spark_reads.result()
         through_spark = _through_spark(facts, tier, folder / "ours", growing)
-        return World(
+        return DifferentialResults(
             facts,
             broker.tier,
             spark,

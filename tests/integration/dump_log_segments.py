@@ -1,4 +1,4 @@
-"""Runs Kafka's DumpLogSegments on many files in one JVM and parses its output."""
+"""Runs Kafka's DumpLogSegments on many files in one JVM and parses what it prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Fields = dict[str, str]
 
 @dataclass(slots=True)
 class DumpedBatch:
-    """Fields of a log entry (a batch) and of each of its records."""
+    """Fields of a log entry (a batch), and fields of each of its records."""
 
     fields: Fields
     records: list[Fields] = field(default_factory=list)
@@ -64,13 +64,8 @@ def fields_of(line: str) -> Fields:
 def dump_log_segments(
     folder: Path, files: Iterable[str], *options: str, version: str = KAFKA_VERSION
 ) -> Dump:
-    """Runs DumpLogSegments on files.
-
-    Args:
-        folder: Folder of the files.
-        files: File paths relative to the folder. The file names must be as brokers choose them.
-        options: Options of the tool, such as `--print-data-log`.
-        version: Kafka version of the tool.
+    """Runs DumpLogSegments on files with the tool's `options`, such as `--print-data-log`. File
+    paths are relative to `folder`; file names must be those that brokers choose.
     """
     # Kafka 4.4 moved the tool.
     package = "kafka.tools" if release_of(version) < (4, 4) else "org.apache.kafka.tools"

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 BASE_MS = 1_700_000_000_000
 STEP_MS = 1_000
-"""Create time of a partition's record n: `BASE_MS + n * STEP_MS`; some are late."""
+"""Time between records in ms: record n of a partition has the create time `BASE_MS + n * STEP_MS`.
+Some records have an earlier time.
+"""
 LATE_MS = 90_000
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

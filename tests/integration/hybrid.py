@@ -83,9 +83,10 @@ def consume_rows_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> 
 
 
 def wait_checkpointed(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
-    """Waits until a node has written high watermarks of at least `ends` to its checkpoint file.
+    """Waits until a node's checkpoint file contains high watermarks of at least `ends`.
 
-    Brokers write this file periodically. Scans of the node's disk end at the high watermarks in it.
+    Brokers write this file periodically. Scans of the node's disk end at the high watermarks in the
+    file.
     """
 
     def pending() -> dict[tuple[str, int], int]:
@@ -96,7 +97,9 @@ def wait_checkpointed(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
 
 
 def assert_as_consumed(actual: Rows, expected: Rows) -> None:
-    """Asserts that scanned and consumed rows have the same partitions, rows and order."""
+    """Asserts that `actual` has the same partitions, rows and order of rows as the consumed
+    rows.
+    """
     for key in sorted(actual.keys() | expected.keys()):
         actual_rows, expected_rows = actual.get(key, []), expected.get(key, [])
         if actual_rows != expected_rows:

@@ -120,20 +120,16 @@ class RandomScan:
         return self.options["isolationLevel"]
 
     def requested_start(self, topic: str, partition: int) -> int:
-        """Returns the start offset that the options request for a partition; negative if they
-        request none.
+        """Returns the start offset that the options set for a partition, or a negative number if
+        they set none.
         """
         starts = json.loads(self.options.get("startingOffsets", "{}"))
         return int(starts.get(topic, {}).get(str(partition), EARLIEST_OFFSET))
 
 
 def random_scan(topics: MovingTopics, tier: Path, choice: random.Random) -> RandomScan:
-    """Returns a scan of random topics with random options.
-
-    Args:
-        topics: Available topics.
-        tier: Folder of the tier copy that the scan reads.
-        choice: Source of all random choices.
+    """Returns a scan of random topics with random options. The scan reads the tier copy in the
+    folder `tier`.
     """
     names = sorted({topic for topic, _ in topics.partition_keys})
     names = choice.sample(names, choice.randint(1, len(names)))
@@ -293,8 +289,7 @@ class Soak:
         If the log start moved past planned offsets, compares only the rows from the new log start
         on.
 
-        Returns:
-            True if the rows of all planned offsets were compared.
+        Returns whether the rows of all planned offsets were compared.
         """
         key = planned.topic, planned.partition
         start = planned.start

@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def java(class_path: str) -> Iterator[Any]:
-    """Runs a JVM during a `with` block; yields the root of its packages.
+    """Runs a JVM with this class path during a `with` block; yields the root of its packages.
 
     For example, `jvm.java.util.HashMap()` creates a Java object.
 
     If java is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
-
-    Args:
-        class_path: Class path of the JVM.
     """
     needs("java")
     command = ["java", "-Xmx300m", "-cp", os.pathsep.join((find_jar_path(), class_path))]

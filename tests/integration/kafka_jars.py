@@ -19,7 +19,7 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "kafka-jars"
 
 OLDEST_KAFKA = "3.9.2"
 NEWEST_KAFKA = "4.4.0"
-"""The first release with production-ready tiered storage, and the newest release."""
+"""`OLDEST_KAFKA` is the first release with production-ready tiered storage."""
 LAST_STORAGE_TESTS = "4.3.1"
 """The last release with a `kafka-storage` test jar on Maven; it contains `LocalTieredStorage`."""
 
@@ -43,7 +43,7 @@ SPARK_DELTA = {
     "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0",
     "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
 }
-"""Delta's own writer by Spark version, as far as released."""
+"""Maven artifact of Delta's Spark writer, by Spark version."""
 SPARK_PROVIDES_ALL = ("org.apache.spark:*", "org.scala-lang:*", "org.antlr:*", "org.slf4j:*")
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -70,12 +70,10 @@ _SETTINGS = """<settings>
 
 
 def kafka_class_path(version: str = KAFKA_VERSION) -> str:
-    """Returns a class path with Kafka's broker, its tools and `LocalTieredStorage`.
+    """Returns a class path with the broker of this Kafka version, its tools and
+    `LocalTieredStorage`.
 
     If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
-
-    Args:
-        version: Kafka version of the broker.
     """
     artifacts = (
         f"org.apache.kafka:kafka_2.13:{version}",
@@ -101,12 +99,10 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def class_path(artifacts: tuple[str, ...]) -> str:
-    """Returns a class path with these Maven artifacts and their dependencies.
+    """Returns a class path with these Maven artifacts, `group:artifact:version` or
+    `group:artifact:version:classifier`, and their dependencies.
 
     If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
-
-    Args:
-        artifacts: `group:artifact:version` or `group:artifact:version:classifier`.
     """
     return f"{_jars(_pom(artifacts))}{os.sep}*"
 
@@ -114,18 +110,16 @@ def class_path(artifacts: tuple[str, ...]) -> str:
 def spark_kafka_jars(spark: str = "4.0") -> tuple[Path, ...]:
     """Returns the jars that `format("kafka")` needs in addition to the jars of PySpark.
 
-    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
-
-    Args:
-        spark: Spark version; a key of `SPARK_KAFKA`.
+    `spark` is a key of `SPARK_KAFKA`. If java or mvn is missing, skips or fails the test like
+    `class_path`.
     """
     return _spark_jars(SPARK_KAFKA[spark])
 
 
 def spark_avro_jars() -> tuple[Path, ...]:
-    """Returns the jars that `from_avro` of Spark 4.0 needs in addition to the jars of PySpark.
-
-    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`."""
+    """Returns the jars that `from_avro` of Spark 4.0 needs in addition to the jars of PySpark. If
+    java or mvn is missing, skips or fails the test like `class_path`.
+    """
     return _spark_jars(SPARK_AVRO)
 
 
@@ -137,32 +131,24 @@ def _spark_jars(artifact: str) -> tuple[Path, ...]:
 def spark_lake_jars() -> tuple[Path, ...]:
     """Returns the jars that Spark 4.0 needs to read Delta tables and Iceberg tables.
 
-    One of the jars reads the SQLite catalog of Iceberg tables.
-
-    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
+    One of the jars reads the SQLite catalog of Iceberg tables. If java or mvn is missing, skips or
+    fails the test like `class_path`.
     """
     folder = _jars(_pom(SPARK_LAKE, SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 
 def spark_delta_jars(spark: str) -> tuple[Path, ...]:
-    """Returns the jars that Spark needs to write Delta tables.
-
-    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
-
-    Args:
-        spark: Spark version; a key of `SPARK_DELTA`.
+    """Returns the jars that Spark needs to write Delta tables. `spark` is a key of `SPARK_DELTA`.
+    If java or mvn is missing, skips or fails the test like `class_path`.
     """
     folder = _jars(_pom((SPARK_DELTA[spark],), SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 
 def _jars(pom: str, *options: str) -> Path:
-    """Returns a folder with the jars of all dependencies of a POM; the first call downloads them.
-
-    Args:
-        pom: Content of the POM (Maven's project file).
-        options: Additional options of mvn.
+    """Returns a folder with the jars of all dependencies of `pom`, the text of a Maven project
+    file. The first call downloads them.
     """
     needs("java", "mvn")
     folder = CACHE / hashlib.sha256(pom.encode()).hexdigest()[:16]

@@ -27,12 +27,8 @@ class ListOffsetsError(RuntimeError):
 def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int:
     """Returns the offset that the leader of a partition reports for a special timestamp.
 
-    Args:
-        address: `host:port` of the leader's plaintext listener.
-        topic: Name of the topic.
-        partition: Number of the partition.
-        timestamp: `EARLIEST_LOCAL` for the first offset on the leader's disk, or `LATEST_TIERED`
-            for the last tiered offset, which is -1 if nothing is tiered.
+    `timestamp` is `EARLIEST_LOCAL` for the first offset on the leader's disk, or `LATEST_TIERED`
+    for the last tiered offset. If nothing is tiered, the last tiered offset is -1.
 
     Raises:
         ListOffsetsError: The broker responded with an error.

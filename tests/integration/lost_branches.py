@@ -1,7 +1,7 @@
 """Makes the leader of a partition lose records that are already in the tier.
 
-The log then continues at a lower offset. The tier still has the segments of the lost records, which
-are no longer part of the log. These segments are a lost branch.
+The log then continues at a lower offset. The segments of the lost records stay in the tier, but are
+no longer part of the log. These segments are a dead branch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
     tier is unchanged. The topic must keep its segments on disk (`local_retention_bytes="-2"`,
     `retention_ms="-1"`) and have several tiered segments.
 
-    Returns:
-        The new end of the log. The next record gets this offset, in a new leader epoch.
+    Returns the new end of the log. The next record gets this offset, in a new leader epoch.
     """
     node = cluster.nodes[1]
     node.stop()
@@ -56,18 +55,11 @@ def elect_unclean(
 ) -> tuple[int, int]:
     """Kills the leader of a partition and elects a follower that lacks the newest records.
 
-    The old leader is not running when the function returns. If `Cluster.start_node` starts it
-    again, it becomes a follower and truncates its log.
+    The topic must have `replicas=(2, 3)`, in any order. Calls `lost` while the follower is stopped;
+    it writes the records that will be lost. The old leader is not running when the function
+    returns. If `Cluster.start_node` starts it again, it becomes a follower and truncates its log.
 
-    Args:
-        cluster: A cluster with two replicas.
-        topic: Name of a topic with `replicas=(2, 3)`, in any order.
-        lost: Function that writes the records that will be lost. It is called while the follower is
-            stopped.
-        partition: Number of the partition.
-
-    Returns:
-        Two values: the node ids of the old and the new leader.
+    Returns the node id of the old leader, and the node id of the new leader.
     """
     old = cluster.admin.leader(topic, partition)
     (new,) = {number for number in cluster.replica_nodes() if number != old}

@@ -23,7 +23,7 @@ PartitionKey = tuple[str, int]
 
 RECORDS_PER_SECOND = 400.0
 _KEPT_ROWS = 6000
-"""DeleteRecords moves the log start if a partition has more rows."""
+"""DeleteRecords moves the log start of a partition that has more rows than this."""
 
 
 class MovingTopics:
@@ -84,7 +84,6 @@ class MovingTopics:
             raise RuntimeError("the thread that moves log starts failed") from self._error
 
     def log_starts(self) -> dict[PartitionKey, int]:
-        """Returns the current log start of each partition."""
         return self._offsets(OffsetSpec.earliest())
 
     def ends(self, level: str = "read_uncommitted") -> dict[PartitionKey, int]:

@@ -96,7 +96,6 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """Returns the process id."""
         if self._process is None:
             raise RuntimeError(f"node {self.number} has not been started")
         return self._process.pid
@@ -160,8 +159,8 @@ class Node:
         path = self.logs / name
         return parse_offset_checkpoint(path.read_bytes()) if path.exists() else {}
 
-    def log_end(self) -> str:
-        """Returns the last lines of the node's log, for error messages."""
+    def last_log_lines(self) -> str:
+        """Returns the last lines of the node's log file, for error messages."""
         return f"node {self.number}:\n{self._log.read_text(errors='replace')[-LOG_CHARS:]}"
 
     @property

@@ -85,8 +85,8 @@ def consume_range(
         topic: Name of the topic.
         partition: Number of the partition.
         start: First offset, at least the log start.
-        stop: Offset after the last one, at most the high watermark (read_uncommitted) or the last
-            stable offset (read_committed).
+        stop: Offset after the last one. At most the high watermark for read_uncommitted, or the
+            last stable offset for read_committed.
         isolation: `read_committed` or `read_uncommitted`.
         seconds: Timeout.
         settings: Additional librdkafka settings, for example for authentication.

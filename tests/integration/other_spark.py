@@ -14,15 +14,8 @@ if TYPE_CHECKING:
 def other_spark(
     out: Path, *, jars: Sequence[str], cores: int, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Starts a local Spark session without log output.
-
-    It stores timestamps in Parquet files in microseconds.
-
-    Args:
-        out: Folder for Spark's own files.
-        jars: Paths for `spark.jars`.
-        cores: Number of concurrent tasks.
-        settings: Additional Spark settings.
+    """Starts a local Spark session without log output, with `cores` concurrent tasks. It stores
+    timestamps in Parquet files in microseconds. `out` gets Spark's own files.
     """
     all_settings = {
         "spark.jars": ",".join(jars),

@@ -13,14 +13,8 @@ Row = tuple[str, int, int, int, bytes | None, bytes | None]
 
 
 def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
-    """Consumes each partition in `ends` from its log start to its end offset.
-
+    """Consumes each partition in `ends` from its log start to its end offset, which is exclusive.
     Returns the rows of all partitions, sorted by topic, partition and offset.
-
-    Args:
-        broker: The broker to read.
-        level: Isolation level.
-        ends: Exclusive end offset of each partition, by topic and partition.
     """
     consumer = Consumer(
         {
@@ -42,7 +36,7 @@ def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) 
             if (
                 message is None
             ):  # librdkafka reports no EOF if the log start is the last stable offset
-                pending -= _without_more_rows(consumer, broker, pending, ends, level)
+                pending -= _assert_all_received(consumer, broker, pending, ends, level)
                 continue
             pair = (str(message.topic()), int(message.partition() or 0))
             error = message.error()
@@ -60,18 +54,19 @@ def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) 
     return sorted(rows, key=lambda row: row[:3])
 
 
-def _without_more_rows(
+def _assert_all_received(
     consumer: Consumer,
     broker: Broker,
     silent: set[tuple[str, int]],
     ends: dict[tuple[str, int], int],
     level: str,
 ) -> set[tuple[str, int]]:
-    """Asserts that the broker has no more rows of the partitions in `silent`; returns `silent`.
+    """Asserts that the consumer has received all rows of the partitions in `silent`; returns
+    `silent`.
 
-    `consumer` no longer receives records of these partitions. Its position does not show whether
-    rows are missing: records that it never returns, such as markers, do not advance it. If the
-    position is below the expected end, Kafka's console consumer reads the offsets in between.
+    `consumer` receives no records of these partitions anymore. If its position is below the
+    expected end, rows may be missing, or the remaining records are never returned, such as markers.
+    In this case, Kafka's console consumer reads the remaining offsets.
     """
     stable = broker.last_stable_offsets(sorted(silent))
     positions = {

@@ -53,9 +53,8 @@ class Counts(NamedTuple):
 
 
 def spark_python(spark: str = "4.0") -> Path:
-    """Returns the Python interpreter of the environment with this Spark version.
-
-    Creates the environment if it does not exist. The default is the oldest supported version.
+    """Returns the Python interpreter of the environment with this Spark version. Creates the
+    environment if it does not exist.
     """
     release = spark.replace(".", "")
     python = ROOT / f".venv-spark{release}" / "bin" / "python"
@@ -68,11 +67,8 @@ def spark_python(spark: str = "4.0") -> Path:
 def run_script(script: Path, spec: Mapping[str, Any], folder: Path, spark: str = "4.0") -> None:
     """Runs a script in the environment with this Spark version.
 
-    Args:
-        script: Script to run.
-        spec: Input of the script. It is written to a JSON file, whose path is the only argument.
-        folder: Current folder of the script, in which the JSON file and the log are written.
-        spark: Spark version, such as `4.0`.
+    `spec` is written to a JSON file in `folder`. The path of this file is the script's only
+    argument. `folder` is also the script's current folder and gets its log.
 
     Raises:
         RuntimeError: The script failed. The message contains the end of its log.

@@ -37,9 +37,8 @@ THREADS = 4
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Runs all reads and streams of `spec` and writes their results.
-
-    Runs them concurrently, because they spend most of their time waiting for brokers.
+    """Runs all reads and streams of `spec` and writes their results. They run concurrently, because
+    they spend most of their time waiting for brokers.
     """
     out = Path(spec["out"])
     spark = other_spark(out, jars=spec["jars"], cores=THREADS)

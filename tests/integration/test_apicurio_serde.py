@@ -319,7 +319,6 @@ def test_scan_resolves_references_between_schemas(serde: Serde, tmp_path: Path) 
 
 
 def test_scan_decodes_tiered_values_of_java_producers(serde: Serde, cluster: Cluster) -> None:
-    """Java producers serialize and send the values. The scan reads them from the tier."""
     topic, kafka = "apicurio-orders", serde.classes.org.apache.kafka.clients.producer
     cluster.admin.create_topic(topic)
     common = {

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 AUDITS = 9
-"""Minimum number of audits while segments are added and deleted."""
+"""Minimum number of audits while brokers add and delete segments."""
 _QUICK = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", "-proc:none")
 RECORDS_PER_SECOND = 800.0
 OTHER_ID = "AAAAAAAAAAAAAAAAAAAABQ"
@@ -50,9 +50,8 @@ NOTHING: frozenset[str] = frozenset()
 
 @pytest.fixture(scope="module")
 def wait_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the path of a file.
-
-    While the file exists, brokers cannot finish deleting segments from the tier.
+    """Returns the path of a file. While a test has created this file, brokers cannot finish
+    deleting segments from the tier.
     """
     return tmp_path_factory.mktemp("wait-file") / "wait"
 
@@ -287,14 +286,9 @@ def run_audit(
 ) -> AuditReport:
     """Audits `topics` at `level` and returns the report.
 
-    Args:
-        cluster: Cluster with the topics.
-        topics: Names of the topics.
-        level: Level of the audit.
-        tier: Folder of the tier; by default the tier of the cluster.
-        brokers: True to compare the tier with the brokers.
-        grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
-            that is under way.
+    `tier` is by default the tier of the cluster. If `brokers` is true, the audit compares the tier
+    with the brokers. Objects of an incomplete segment that are younger than `grace_ms` are reported
+    as an unfinished copy.
     """
     options = {
         "path": str(tier or cluster.tier),
@@ -337,7 +331,7 @@ def _fill_topic(cluster: Cluster, topic: str, partitions: int = 1) -> None:
 
 
 def _write(cluster: Cluster, filler: Filler, topic: str, segments: int, partition: int = 0) -> None:
-    """Writes until `segments` more segments are closed."""
+    """Writes until `segments` additional segments are closed."""
     leader = cluster.admin.leader(topic, partition)
     active, closed = -1, -1
     while closed < segments:
@@ -385,7 +379,7 @@ def _union(keys: list[frozenset[str]]) -> frozenset[str]:
 
 
 def _with_id(path: Path, segment_id: str) -> str:
-    """Returns the name of the object `path`, with its segment id replaced by `segment_id`."""
+    """Returns the file name of `path` with the segment id replaced by `segment_id`."""
     base, suffix = path.name.split("-", 1)[0], path.name.split(".", 1)[1]
     return f"{base}-{segment_id}.{suffix}"
 

@@ -25,7 +25,7 @@ from tests.integration.differential_world import (
     DEFAULT_LEVEL,
     THROUGH_SPARK_WITH_BROKERS,
     UNION,
-    World,
+    DifferentialResults,
     isolation_levels_of,
     read_name,
 )
@@ -42,12 +42,14 @@ ALIKE = [name for name in CASES if name not in STILL_DIFFERENT | {DEFAULT_LEVEL}
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_scan_with_brokers_matches_spark_kafka_source(differential: World, name: str) -> None:
+def test_scan_with_brokers_matches_spark_kafka_source(
+    differential: DifferentialResults, name: str
+) -> None:
     for level in isolation_levels_of(name):
         _check_same(differential, name, level)
 
 
-def _check_same(differential: World, name: str, level: IsolationLevel) -> None:
+def _check_same(differential: DifferentialResults, name: str, level: IsolationLevel) -> None:
     spark = differential.spark[read_name(name, level)]
     for source in SOURCES:
         ours = differential.ours[source, read_name(name, level)]
@@ -65,7 +67,7 @@ def _check_same(differential: World, name: str, level: IsolationLevel) -> None:
 
 @pytest.mark.parametrize("name", MORE)
 def test_spark_kafka_source_fails_or_returns_rows_as_case_expects(
-    differential: World, name: str
+    differential: DifferentialResults, name: str
 ) -> None:
     for level in isolation_levels_of(name):
         spark = differential.spark[read_name(name, level)]
@@ -77,7 +79,7 @@ def test_spark_kafka_source_fails_or_returns_rows_as_case_expects(
 
 @pytest.mark.parametrize("name", sorted(STILL_DIFFERENT))
 def test_case_with_documented_difference_fails_in_exactly_one_source(
-    differential: World, name: str
+    differential: DifferentialResults, name: str
 ) -> None:
     spark = differential.spark[read_name(name, "read_uncommitted")]
     for source in SOURCES:
@@ -86,7 +88,7 @@ def test_case_with_documented_difference_fails_in_exactly_one_source(
         assert ours.error is None or isinstance(ours.error, TieredKafkaError)
 
 
-def test_scan_with_brokers_reads_committed_by_default(differential: World) -> None:
+def test_scan_with_brokers_reads_committed_by_default(differential: DifferentialResults) -> None:
     committed = differential.spark_rows(BOTH_LEVELS, "read_committed")
     uncommitted = differential.spark_rows(BOTH_LEVELS, "read_uncommitted")
     assert committed.num_rows < uncommitted.num_rows
@@ -98,7 +100,7 @@ def test_scan_with_brokers_reads_committed_by_default(differential: World) -> No
         assert_same_rows(ours, committed)
 
 
-def test_missing_headers_are_an_empty_list_not_null(differential: World) -> None:
+def test_missing_headers_are_an_empty_list_not_null(differential: DifferentialResults) -> None:
     name = read_name("everything with headers", isolation_levels_of("everything with headers")[0])
     spark = differential.spark[name].table
     assert spark is not None
@@ -111,7 +113,9 @@ def test_missing_headers_are_an_empty_list_not_null(differential: World) -> None
         assert sum(headers == [] for headers in ours["headers"].to_pylist()) == sum(is_null)
 
 
-def test_data_frame_collected_twice_returns_same_row_count(differential: World) -> None:
+def test_data_frame_collected_twice_returns_same_row_count(
+    differential: DifferentialResults,
+) -> None:
     spark, ours = differential.spark_counts, differential.our_counts
     assert (spark.again - spark.collected, spark.counted - spark.collected) == (1, 2)
     assert (ours.again - ours.collected, ours.counted - ours.collected) == (0, 2)
@@ -120,7 +124,7 @@ def test_data_frame_collected_twice_returns_same_row_count(differential: World) 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", THROUGH_SPARK_WITH_BROKERS)
 def test_data_source_in_spark_matches_spark_kafka_source(
-    differential: World, name: str, source: str
+    differential: DifferentialResults, name: str, source: str
 ) -> None:
     outcome = differential.through_spark[source, name]
     if CASES[name].verdict is Verdict.BOTH_REFUSE:
@@ -152,7 +156,7 @@ ELSEWHERE = {
     ),
     "writing": ("spark/test_errors_spark.py", "test_write_raises_analysis_exception"),
 }
-"""Rows of the docs without a case, and the tests that show them."""
+"""Rows of the table in the docs that no case shows, and the tests that show them."""
 
 
 def test_docs_table_lists_all_differences_to_spark_kafka_source() -> None:

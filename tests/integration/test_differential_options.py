@@ -21,7 +21,7 @@ from tests.integration.differential_same import SAME
 from tests.integration.differential_world import (
     THROUGH_SPARK,
     TIER,
-    World,
+    DifferentialResults,
     isolation_levels_of,
     read_name,
 )
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720)]
 
 
-def test_workload_creates_partitions_and_offsets_for_all_cases(differential: World) -> None:
+def test_workload_creates_partitions_and_offsets_for_all_cases(
+    differential: DifferentialResults,
+) -> None:
     facts = differential.facts
     assert set(facts.tier_ends) >= {(name, n) for name in TOPICS for n in range(TOPICS[name])}
     assert facts.tier_ends["plain-sparse", 1] == 0 < facts.latest["plain-sparse", 1]
@@ -49,7 +51,7 @@ def test_workload_creates_partitions_and_offsets_for_all_cases(differential: Wor
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("name", SAME)
 def test_scan_of_tier_matches_spark_kafka_source(
-    differential: World, name: str, level: IsolationLevel
+    differential: DifferentialResults, name: str, level: IsolationLevel
 ) -> None:
     assert differential.spark[read_name(name, level)].error is None
     expected = differential.expected(name, level)
@@ -63,7 +65,9 @@ def test_scan_of_tier_matches_spark_kafka_source(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_rejected_options_fail_in_both_sources(differential: World, name: str) -> None:
+def test_rejected_options_fail_in_both_sources(
+    differential: DifferentialResults, name: str
+) -> None:
     assert differential.spark[read_name(name, "read_uncommitted")].error is not None
     with pytest.raises(TieredKafkaError):
         scan({**differential.of_tier, **differential.options(name, "read_uncommitted")})
@@ -71,7 +75,7 @@ def test_rejected_options_fail_in_both_sources(differential: World, name: str) -
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_case_with_documented_difference_fails_only_in_named_source(
-    differential: World, name: str
+    differential: DifferentialResults, name: str
 ) -> None:
     case, outcome = DIFFERENT[name], differential.spark[read_name(name, "read_uncommitted")]
     assert case.reason
@@ -86,14 +90,14 @@ def test_case_with_documented_difference_fails_only_in_named_source(
         scan(options)
 
 
-def test_scan_of_tier_reads_committed_by_default(differential: World) -> None:
+def test_scan_of_tier_reads_committed_by_default(differential: DifferentialResults) -> None:
     table = scan({**differential.of_tier, "subscribe": ",".join(TOPICS)})
     assert_same_rows(table, differential.expected("subscribe all", "read_committed"))
 
 
 @pytest.mark.parametrize("name", THROUGH_SPARK)
 def test_data_source_of_tier_in_spark_matches_spark_kafka_source(
-    differential: World, name: str
+    differential: DifferentialResults, name: str
 ) -> None:
     outcome = differential.through_spark[TIER, name]
     if name in REFUSED:

@@ -39,7 +39,7 @@ def record(kind: object, name: str = "a") -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A value, and its results in this product's decoder and in Spark's `from_avro`.
+    """A value, its result in this product's decoder, and its result in Spark's `from_avro`.
 
     Structs are represented as lists of their fields.
 
@@ -169,11 +169,9 @@ def _type_of(schema: str) -> str:
 
 
 def _structs_as_lists(value: object) -> object:
-    """Converts the struct `value` to a list of its field values.
+    """Converts the struct `value` to a list of its field values; returns other values unchanged.
 
-    Also converts each field that is a union's struct, which has a key `member0`. Fields without
-    this key are maps or plain values and stay unchanged. Returns `value` unchanged if it is not a
-    struct.
+    A field with a key `member0` is the struct of a union and is converted, too.
     """
     if not isinstance(value, dict):
         return value

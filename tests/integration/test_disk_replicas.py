@@ -120,9 +120,8 @@ def _write(cluster: Cluster) -> None:
 
 
 def _options(disks: Disks, level: str, *, is_alone: bool) -> dict[str, str]:
-    """Returns options for a scan of both topics in the tier and on the disks.
-
-    If `is_alone` is true, the options read only the disks, and only topic `two`.
+    """Returns options for a scan of the tier and the disks. If `is_alone` is true, the scan reads
+    only topic `two`, and only from the disks.
     """
     options = hybrid_options("", disks.folder / "tier", isolationLevel=level)
     del options["kafka.bootstrap.servers"]

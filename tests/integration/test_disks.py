@@ -1,4 +1,5 @@
-"""Tests that scans of a broker's disk return the rows that the broker serves after a restart.
+"""Tests that scans of a broker's disk return the rows that a consumer receives after the broker
+restarts.
 
 The log directory is copied while transactions are open. Killing a broker would not lose writes,
 because the page cache of the operating system survives. To simulate a crash of the machine, tests
@@ -61,7 +62,7 @@ COMPACTED = {
 }
 LOGS = "node-1/logs"
 BUSY = {"broker.session.timeout.ms": "30000"}
-"""On a busy machine, a broker must not look dead."""
+"""Settings with which a broker does not count as dead on a busy machine."""
 FIRST_BROKER = {
     **BUSY,
     "replica.high.watermark.checkpoint.interval.ms": "300",
@@ -86,8 +87,8 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
-    """Returns several copies of a running broker's folder. The last entry is the folder itself
-    after a clean stop of the broker.
+    """Returns copies of a running broker's folder. The last entry is the folder itself, after a
+    clean stop of the broker.
     """
     folder = tmp_path_factory.mktemp("disks")
     copies = []
@@ -114,8 +115,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
 
 
 def _load(broker: Broker, source: random.Random) -> Iterator[None]:
-    """At each step, writes random records or ends a transaction, and then yields. Never ends.
-
+    """Writes random records or ends a transaction at each step of the endless iterator.
     Transactions stay open over several steps.
     """
 
@@ -236,10 +236,11 @@ def _damage(path: Path, source: random.Random, *, is_log: bool) -> str:
 
 
 def _checksummed_position(data: bytes | bytearray, position: int) -> int:
-    """Returns a position in the batch at `position` that the CRC of the batch covers.
+    """Returns a position in the batch at `position` that the CRC of the batch covers: `position`
+    itself, if possible.
 
-    Returns `position` itself if the CRC covers it. The CRC does not cover the first header fields,
-    such as the base offset. A broker accepts any value in these fields and then misreads the log.
+    The CRC does not cover the first header fields, such as the base offset. A broker accepts any
+    value in these fields and then misreads the log.
     """
     start = 0
     while (stop := start + LOG_OVERHEAD + int.from_bytes(data[start + 8 : start + 12])) <= position:
@@ -303,9 +304,8 @@ def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, 
 
 
 def _compare(disk: Path, broker_folder: Path, **more: str) -> int:
-    """Asserts that scans of `disk` return the rows of a broker that restarts on `broker_folder`.
-
-    Compares the rows of both isolation levels, and returns the number of compared rows.
+    """Asserts that scans of `disk` return the rows of a broker that starts on `broker_folder`.
+    Compares both isolation levels and returns the number of compared rows.
     """
     scanned = {level: _scan_disk(disk, level, **more) for level in LEVELS}
     with running_broker(broker_folder, settings=RESTARTED) as broker:

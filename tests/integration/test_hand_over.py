@@ -150,12 +150,8 @@ def test_second_of_two_named_sources_starts_at_end_offsets_of_the_first(
 def run_named(
     folder: Path, queries: Mapping[Path, Mapping[str, tuple[str, Mapping[str, str]]]]
 ) -> None:
-    """Runs streaming queries with the script `named_sources_side`.
-
-    Args:
-        folder: Folder for the files of the script.
-        queries: Maps the output folder of each query to its sources. The sources map a name to a
-            format and options.
+    """Runs streaming queries with the script `named_sources_side`. `queries` maps the output folder
+    of each query to its sources, which map a name to a format and options.
     """
     spec = {
         "jars": [str(path) for path in spark_kafka_jars("4.2")],

@@ -46,7 +46,7 @@ EVERY = ",".join(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, TierFacts]]:
+def filled_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, TierFacts]]:
     """Runs a broker that has tiered all closed segments.
 
     Yields two values: the broker and its offsets.
@@ -58,9 +58,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Ti
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_scan_of_tier_and_brokers_returns_rows_of_consumer(
-    world: tuple[Broker, TierFacts], level: str
+    filled_broker: tuple[Broker, TierFacts], level: str
 ) -> None:
-    broker, _ = world
+    broker, _ = filled_broker
     plans = []
     for more in ({}, {"minPartitions": "40"}, {"maxRecordsPerPartition": "97"}):
         options = hybrid_options(
@@ -77,9 +77,9 @@ def test_scan_of_tier_and_brokers_returns_rows_of_consumer(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_scan_of_brokers_alone_returns_rows_of_consumer(
-    world: tuple[Broker, TierFacts], level: str
+    filled_broker: tuple[Broker, TierFacts], level: str
 ) -> None:
-    broker, facts = world
+    broker, facts = filled_broker
     options = hybrid_options(broker.bootstrap, subscribe=EVERY, isolationLevel=level)
     plan = make_plan(options)
     assert_as_consumed(read_rows(plan, options), consume_rows(broker.bootstrap, plan, level))
@@ -89,9 +89,9 @@ def test_scan_of_brokers_alone_returns_rows_of_consumer(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_scan_with_objects_missing_before_listing_returns_all_rows(
-    world: tuple[Broker, TierFacts], tmp_path: Path, level: str
+    filled_broker: tuple[Broker, TierFacts], tmp_path: Path, level: str
 ) -> None:
-    broker, _ = world
+    broker, _ = filled_broker
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201  # shown if the test fails
     choose = random.Random(seed)
@@ -108,12 +108,12 @@ def test_scan_with_objects_missing_before_listing_returns_all_rows(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_scan_with_objects_missing_after_planning_reads_from_brokers(
-    world: tuple[Broker, TierFacts],
+    filled_broker: tuple[Broker, TierFacts],
     tmp_path: Path,
     level: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broker, _ = world
+    broker, _ = filled_broker
     monkeypatch.setattr("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1000)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201  # shown if the test fails
@@ -138,9 +138,9 @@ def test_scan_with_objects_missing_after_planning_reads_from_brokers(
 
 
 def test_scan_raises_store_error_if_many_objects_fail_in_the_same_way(
-    world: tuple[Broker, TierFacts], tmp_path: Path
+    filled_broker: tuple[Broker, TierFacts], tmp_path: Path
 ) -> None:
-    broker, _ = world
+    broker, _ = filled_broker
     tier = _copy(broker.tier, tmp_path)
     options = hybrid_options(broker.bootstrap, tier, subscribe=EVERY)
     plan = make_plan(options)
@@ -151,9 +151,9 @@ def test_scan_raises_store_error_if_many_objects_fail_in_the_same_way(
 
 
 def test_scan_with_option_tail_false_ends_where_the_tier_ends(
-    world: tuple[Broker, TierFacts],
+    filled_broker: tuple[Broker, TierFacts],
 ) -> None:
-    broker, facts = world
+    broker, facts = filled_broker
     options = hybrid_options(
         broker.bootstrap,
         broker.tier,
@@ -169,10 +169,10 @@ def test_scan_with_option_tail_false_ends_where_the_tier_ends(
     )
 
 
-def test_scan_starts_at_first_record_not_older_than_starting_timestamp(
-    world: tuple[Broker, TierFacts],
+def test_scan_starts_at_first_record_at_or_after_starting_timestamp(
+    filled_broker: tuple[Broker, TierFacts],
 ) -> None:
-    broker, facts = world
+    broker, facts = filled_broker
     tier_end = facts.tier_ends["plain", 0]
     for number in (tier_end - 300, tier_end + 50):
         options = hybrid_options(
@@ -189,8 +189,10 @@ def test_scan_starts_at_first_record_not_older_than_starting_timestamp(
         assert abs(plan.partitions[0].start - number) <= 1
 
 
-def test_scan_after_delete_records_starts_at_log_start(world: tuple[Broker, TierFacts]) -> None:
-    broker, facts = world
+def test_scan_after_delete_records_starts_at_log_start(
+    filled_broker: tuple[Broker, TierFacts],
+) -> None:
+    broker, facts = filled_broker
     middle = facts.starts["plain", 2] + 123
     broker.delete_records({("plain", 2): middle})
     options = hybrid_options(broker.bootstrap, broker.tier, assign='{"plain":[2]}')
@@ -203,10 +205,10 @@ def test_scan_after_delete_records_starts_at_log_start(world: tuple[Broker, Tier
         make_plan({**options, "startingOffsets": '{"plain":{"2":5}}'})
 
 
-def test_stored_plan_returns_same_rows_until_planned_rows_are_deleted(
-    world: tuple[Broker, TierFacts], tmp_path: Path
+def test_stored_plan_returns_planned_rows_until_they_are_deleted(
+    filled_broker: tuple[Broker, TierFacts], tmp_path: Path
 ) -> None:
-    broker, facts = world
+    broker, facts = filled_broker
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="append")
     plan = make_plan(options)
     file = tmp_path / "plan.json"
@@ -228,8 +230,10 @@ def test_stored_plan_returns_same_rows_until_planned_rows_are_deleted(
         read_rows(plan, options)
 
 
-def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, TierFacts]) -> None:
-    broker, _ = world
+def test_scan_of_recreated_topic_raises_data_loss_error(
+    filled_broker: tuple[Broker, TierFacts],
+) -> None:
+    broker, _ = filled_broker
     broker.create_topics({"again": 1})
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(50):
@@ -261,9 +265,9 @@ def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, Tie
 
 
 def test_scan_after_tasks_were_closed_early_returns_rows_of_consumer(
-    world: tuple[Broker, TierFacts],
+    filled_broker: tuple[Broker, TierFacts],
 ) -> None:
-    broker, _ = world
+    broker, _ = filled_broker
     options = hybrid_options(
         broker.bootstrap,
         subscribe="plain",
@@ -282,9 +286,9 @@ def test_scan_after_tasks_were_closed_early_returns_rows_of_consumer(
 
 
 def test_describe_reports_how_many_offsets_only_brokers_have(
-    world: tuple[Broker, TierFacts],
+    filled_broker: tuple[Broker, TierFacts],
 ) -> None:
-    broker, facts = world
+    broker, facts = filled_broker
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="plain-sparse")
     for partition in describe(options).partitions:
         key = partition.topic, partition.partition

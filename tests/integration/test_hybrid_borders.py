@@ -62,7 +62,7 @@ def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
         _open(filler, first, partition)
         _roll(cluster, filler, partition)
         end(30)
-        facts = _tiered(cluster, partition)
+        facts = _wait_tiered(cluster, partition)
         assert facts.tiered < facts.last_stable == facts.latest
 
     # The marker is after the last stable offset, because another transaction is open.
@@ -72,7 +72,7 @@ def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
         second_start = cluster.admin.offsets(TOPIC, partition).latest
         _open(filler, second, partition)
         end(30)
-        facts = _tiered(cluster, partition, second_start)
+        facts = _wait_tiered(cluster, partition, second_start)
         assert facts.tiered <= facts.last_stable < facts.latest
         _check(cluster, partition, tmp_path)
         second.abort_transaction(30)
@@ -88,7 +88,7 @@ def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
         second.produce(TOPIC, b"r" * 19_900, partition=partition)
         assert second.flush(30) == 0
         end(30)
-        facts = _tiered(cluster, partition, second_start)
+        facts = _wait_tiered(cluster, partition, second_start)
         assert facts.tiered == facts.last_stable < facts.latest
         _check(cluster, partition, tmp_path)
         second.commit_transaction(30)
@@ -257,7 +257,7 @@ def _open(filler: Filler, producer: Producer, partition: int) -> None:
 
 
 def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends records until two additional segments are closed."""
+    """Sends records until two more segments are closed."""
     newest = cluster.admin.local_bases(1, TOPIC, partition)[-1]
     for _ in range(2):
         previous = newest
@@ -267,20 +267,19 @@ def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
 
 
 def _fill_up(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends 40 records to the active segment.
-
-    A batch of `segment.bytes` bytes then no longer fits into the segment and starts a new one.
+    """Sends 40 records to the active segment, so that a batch of `segment.bytes` bytes no longer
+    fits and starts a new segment.
     """
     filler.send(filler.plain("none"), TOPIC, partition, 40)
 
 
-def _tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
-    """Waits until the tier has all segments that the broker can copy.
-
-    Returns the partition's offsets.
+def _wait_tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
+    """Waits until the tier has all segments that the broker can copy; returns the partition's
+    offsets.
 
     Without an open transaction, the broker can copy all closed segments. If `open_from` is the
-    first offset of an open transaction, it can copy only the segments that end before this offset.
+    first offset of an open transaction, the broker can copy only segments that end before this
+    offset.
     """
     bases = cluster.admin.local_bases(1, TOPIC, partition)
     until = max(base for base in bases if open_from is None or base <= open_from)

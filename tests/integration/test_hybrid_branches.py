@@ -77,7 +77,7 @@ def test_scan_after_lost_branch_returns_rows_of_consumer(one_node: Cluster) -> N
     new_end = lose_branch(one_node, "lost")
     assert new_end < old_end
     for level, plan in before.items():
-        with pytest.raises(DataLossError, match=r"unclean election|is gone"):
+        with pytest.raises(DataLossError, match=r"unclean election|was deleted"):
             read_rows(plan, _options(one_node, "lost", level))
     # At first, the tier contains only the lost branch.
     _write(one_node, "lost", records=200)
@@ -212,9 +212,8 @@ def test_scan_fetches_from_follower_in_its_rack_until_the_follower_dies(
 
 
 def _stored(plan: ScanPlan, options: dict[str, str], folder: Path) -> dict[str, str]:
-    """Stores `plan` in a file.
-
-    Returns `options` with the option `planFile`, so that scans use the file.
+    """Writes `plan` to a file. Returns `options` with the option `planFile` added, which makes
+    scans use the file.
     """
     file = folder / "plan.json"
     file.write_text(plan.to_json())
@@ -227,9 +226,8 @@ def _replay_fails(plan: ScanPlan, options: dict[str, str], folder: Path) -> None
 
 
 def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:
-    """Stops the leader if `is_clean` is true; otherwise kills it. Then waits for a new leader.
-
-    Returns the id of the old leader.
+    """Stops the leader, or kills it if `is_clean` is false. Waits for a new leader and returns the
+    id of the old leader.
     """
     wait_until(lambda: cluster.admin.in_sync(topic) == [2, 3])
     leader = cluster.admin.leader(topic)

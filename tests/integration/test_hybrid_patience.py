@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420
 PASSWORD = "a good one"
 QUOTA = 2_000_000
 ERROR_SECONDS = 60
-"""A rejection takes a second; a busy machine needs longer."""
+"""Timeout for errors about rejected logins. They take a second, but longer on a busy machine."""
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",

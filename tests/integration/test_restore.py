@@ -1,7 +1,8 @@
-"""Restores topics of a lost cluster into a new one, and compares what both serve to a consumer.
+"""Restores topics of a lost cluster into a new one, and compares what both clusters return to a
+consumer.
 
-The old cluster is stopped after its closed segments were tiered. The expected rows are those that
-its consumers got at offsets of the tier.
+The old cluster is stopped after it tiered its closed segments. Only rows with offsets in the tier
+are expected in the new cluster.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kts_source.restore.committing import commit_restore
-from kts_source.restore.planning import plan_restore
-from kts_source.restore.verification import status_restore, verify_restore
+from kts_source.restore.committing import commit_restore, status_restore, verify_restore
+from kts_source.restore.restore_plan import plan_restore
 from kts_source.restore.writing import write_restore
 from tests.integration.admin import wait_until
 from tests.integration.broker import Broker, running_broker
@@ -40,7 +40,7 @@ READY = {
 }
 NEW_NAME = "orders-restored"
 SEED, OTHER = 3, 2
-"""The seed broker gets the restored files. Then the partitions move to the other broker."""
+"""Nodes: the seed broker gets the restored files, then all partitions move to the other broker."""
 PAIRS = [("orders", 0), ("orders", 1), ("moves", 0)]
 
 
@@ -94,8 +94,8 @@ def _fill_transactions(broker: Broker) -> None:
 
 
 def _old_cluster(folder: Path) -> tuple[dict[str, list[Row]], PartitionOffsets, PartitionOffsets]:
-    """Fills a cluster and stops it. Returns the served rows of each level, tier ends and log
-    starts.
+    """Fills a cluster and stops it. Returns the consumed rows by isolation level, the tier ends and
+    the log starts.
     """
     with running_broker(folder) as broker:
         broker.create_topics({"orders": 2, "moves": 1})
@@ -187,7 +187,9 @@ def _new(pair: tuple[str, int]) -> tuple[str, int]:
 
 
 def _check_continues(broker: Broker, ends: PartitionOffsets) -> None:
-    """Checks that groups continue with the next record, and that producers get new offsets."""
+    """Checks that consumer groups continue with the next record after their committed offsets, and
+    that producers write at new offsets.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,

@@ -50,12 +50,8 @@ class Follower(Checkpointed):
         super().__init__(all_options)
 
     def check(self, cluster: Cluster) -> int:
-        """Reads to the end of the topic.
-
-        Asserts that all rows of the stream equal a consumer's rows.
-
-        Returns:
-            Number of rows since the start of the stream.
+        """Reads to the end of the topic, asserts that all rows since the start of the stream equal
+        a consumer's rows, and returns their number.
         """
         self.all()
         batches = [batch for table in self.batches.values() for batch in table.to_batches()]

@@ -16,7 +16,7 @@ import pytest
 
 from kts_source.errors import DataLossError, InvalidOptionError
 from kts_source.planning.describe import describe
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from tests.integration.admin import wait_until
 from tests.integration.broker import Broker
 from tests.integration.cluster import Cluster, ClusterSpec
@@ -126,7 +126,9 @@ def tail_options(stopped_cluster: StoppedCluster, level: str, **more: str) -> di
 def count_disk_slices(plan: ScanPlan) -> Counter[bool]:
     """Returns how many slices `plan` reads from disks (key True) and from the tier (key False)."""
     return Counter(
-        is_beside(task_slice.objects.log.key) for task in plan.tasks for task_slice in task.slices
+        is_in_additional_store(task_slice.objects.log.key)
+        for task in plan.tasks
+        for task_slice in task.slices
     )
 
 

@@ -72,10 +72,8 @@ def _spark_job(lakes: dict[str, Lake]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
-    """Exports tables, reads them with Spark, and scans the topic.
-
-    Returns:
-        Two values: the folder with Spark's output, and the rows of the scan.
+    """Exports tables, reads them with Spark, and scans the topic. Returns the folder with Spark's
+    output, and the rows of the scan.
     """
     jars = spark_lake_jars()
     folder = tmp_path_factory.mktemp("typed")

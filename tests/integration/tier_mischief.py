@@ -48,11 +48,7 @@ def list_tiered_segments(tier: Path, topic: str, partition: int = 0) -> list[Tie
 
 
 def remove_random(segments: list[TieredSegment], count: int, choice: random.Random) -> list[Path]:
-    """Deletes `count` random objects of the segments.
-
-    Returns:
-        The deleted paths.
-    """
+    """Deletes `count` random objects of the segments and returns their paths."""
     objects = [path for segment in segments for path in segment.objects]
     removed = choice.sample(objects, count)
     for path in removed:

@@ -29,7 +29,7 @@ class Topic:
         self.work = RandomWork(cluster.bootstrap, [(name, 0)], seed)
 
     def write(self, segments: int) -> None:
-        """Writes until `segments` more segments are closed; ends all transactions."""
+        """Writes until `segments` additional segments are closed; ends all transactions."""
         closed, last = 0, self._active()
         while closed < segments:
             self.work.step()
@@ -44,9 +44,7 @@ class Topic:
 
     def settle(self) -> int:
         """Waits until all closed segments are in the tier and deleted from the broker's disk.
-
-        Returns:
-            Offset after the last tiered offset.
+        Returns the offset after the last tiered offset.
         """
         admin, active = self._cluster.admin, self._active()
         admin.wait_tiered(self.name, 0, active)

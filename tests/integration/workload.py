@@ -57,9 +57,8 @@ class TierFacts:
     tier_stable: PartitionOffsets
 
     def limit(self, isolation_level: str) -> PartitionOffsets:
-        """Returns the offset of each partition at which reads of the tier end.
-
-        The offset depends on `isolation_level`.
+        """Returns the offset of each partition at which reads of the tier with this isolation level
+        end.
         """
         return self.tier_stable if isolation_level == "read_committed" else self.tier_ends
 

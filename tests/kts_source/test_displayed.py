@@ -37,8 +37,8 @@ def test_long_text_is_cut_after_a_word_and_says_how_much_is_missing() -> None:
 
 
 def check_aligned(lines: list[str]) -> None:
-    """Checks that each cell begins or ends where a column of the header does. Cells after the last
-    named column belong to a column without a name.
+    """Checks that each cell begins or ends at the same position as a column name of the header.
+    Cells after the last column name belong to a column without a name.
     """
     cells = [list(re.finditer(r"\S+(?: \S+)*", line)) for line in lines]
     starts, ends = ({place(cell) for cell in cells[0]} for place in (re.Match.start, re.Match.end))

@@ -111,13 +111,13 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "no_topic": (
         {"subscribe": None},
-        "InvalidOptionError: one and only one of the options subscribe, subscribePattern,"
-        " assign must be given, not none",
+        "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
+        " set, but none is set",
     ),
     "two_selections": (
         {"subscribePattern": "o.*"},
-        "InvalidOptionError: one and only one of the options subscribe, subscribePattern,"
-        " assign must be given, not subscribe and subscribePattern",
+        "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
+        " set, but subscribe and subscribePattern are set",
     ),
     "size": (
         {"targetPartitionBytes": "lots"},
@@ -445,7 +445,7 @@ def read_missing_plan_file(root: Path) -> None:
 
 
 def plan_file(root: Path, **changes: object) -> str:
-    """Writes a plan of the tier with changed members; returns its path."""
+    """Writes a plan file of the tier in which `changes` replace members; returns the path."""
     document = json.loads(kts_source.plan(options_of(write_tier(root))).to_json()) | changes
     path = root.parent / "plan.json"
     path.write_text(json.dumps(document))

@@ -41,8 +41,8 @@ def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    """Returns all orders that the sample shop produces, including three months after the history
-    that the notebooks read.
+    """Returns all orders that the sample shop produces, including those of the three months after
+    the history that the notebooks read.
     """
     shop = SampleShop(str(tmp_path_factory.mktemp("shop")))
     shop.tier_months(HISTORY_MONTHS + 3)

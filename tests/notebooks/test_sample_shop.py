@@ -1,5 +1,5 @@
 """Tests the sample shop of the notebooks: readers return the records that the shop wrote, and two
-shops with equal calls write equal objects.
+shops with the same calls write the same objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Lists the deliberate differences between this reader and Kafka's decoders, as in the README."""
+"""Lists the deliberate differences between this reader and Kafka's decoders. The README has the
+same list.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ class CodecException:
 
     Attributes:
         codec: Name of the codec.
-        case: Shape of the payload.
+        case: Kind of payload.
         kafka_accepts: True if Kafka's consumer reads the payload.
         accepted: True if this reader reads the payload.
         reason: Reason for the difference.
@@ -56,4 +58,6 @@ CODEC_EXCEPTIONS: Final[Mapping[str, CodecException]] = MappingProxyType(
         ),
     }
 )
-"""All differences from Kafka's decoders. All other payloads have the same outcome as in Kafka."""
+"""All differences from Kafka's decoders. For all other payloads, this reader and Kafka both return
+the rows or both raise an error.
+"""

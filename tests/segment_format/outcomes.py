@@ -1,4 +1,6 @@
-"""Helpers that check that invalid input either parses or raises an error with a position."""
+"""Provides functions that check that invalid input is either parsed or raises an error with a
+position.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,7 @@ T = TypeVar("T")
 
 
 def value_or_error(function: Callable[[], T]) -> T | SegmentFormatError:
-    """Returns the result of `function`, or the format error that it raises.
-
-    Other exceptions propagate.
-    """
+    """Returns the result of `function`, or the `SegmentFormatError` that it raises."""
     try:
         return function()
     except SegmentFormatError as error:
@@ -24,9 +23,8 @@ def value_or_error(function: Callable[[], T]) -> T | SegmentFormatError:
 
 
 def assert_value_or_positioned_error(function: Callable[[], object], *, size: int) -> None:
-    """Fails unless `function` returns, or raises a format error with a position in `[0, size]`.
-
-    `size` itself is allowed: errors about missing bytes name the position after the last byte.
+    """Asserts that `function` returns, or raises a format error with a position in `[0, size]`.
+    Errors about missing bytes have the position `size`, which is after the last byte.
     """
     outcome = value_or_error(function)
     if isinstance(outcome, SegmentFormatError):

@@ -132,7 +132,7 @@ def test_bytes_after_stop_offset_are_not_read() -> None:
 
 
 def test_batch_below_start_offset_is_skipped_without_decoding() -> None:
-    """A reader that starts after a corrupt batch can continue."""
+    """A reader can continue after a corrupt batch if it starts at a later offset."""
     data = bytearray(three_batches())
     data[70] ^= 1
     assert offsets(list(iter_arrow(bytes(data), start_offset=105))) == list(range(105, 115))

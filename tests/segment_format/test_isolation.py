@@ -1,7 +1,7 @@
-"""Checks which transactional batches `read_committed` delivers, using the tier's files only.
+"""Checks which transactional batches a `read_committed` read of tier files returns.
 
-Kafka's own classes wrote the logs and their side files and returned the expected read_committed
-offsets. The tests also read tiers that contain only the first segments of a log.
+Kafka's own classes wrote the logs and their side files and returned the expected offsets. The tests
+also read tiers that contain only the first segments of a log.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ every_log = pytest.mark.parametrize("log", golden_logs(), ids=lambda log: str(lo
 
 
 def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[list[int], int]:
-    """Returns two values: the `read_committed` offsets in [start, stop), and where reading ends.
-
-    Snapshots decide how far to search for markers. Transaction indexes decide which transactions
-    were aborted.
+    """Returns the `read_committed` offsets in [start, stop), and the offset at which the read ends.
+    Uses snapshots to find out how far to search for markers, and transaction indexes to find out
+    which transactions were aborted.
     """
     needed = [segment for segment in tier if segment.next_offset > start]
     last = next(index for index, segment in enumerate(needed) if segment.next_offset >= stop)
@@ -108,7 +107,7 @@ def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[li
 
 
 @every_log
-def test_read_committed_full_log_matches_kafka_consumer(log: Log) -> None:
+def test_read_committed_of_full_log_matches_kafka_consumer(log: Log) -> None:
     tier = log.segments
 
     delivered, end = read_committed(tier, tier[0].base_offset, tier[-1].next_offset)
@@ -118,9 +117,8 @@ def test_read_committed_full_log_matches_kafka_consumer(log: Log) -> None:
 
 
 def first_undecided(log: Log, tier_end: int) -> int:
-    """Returns the first offset of the oldest transaction without a marker below `tier_end`.
-
-    Reads the batches only, no side files.
+    """Returns the first offset of the oldest transaction without a marker below `tier_end`. Reads
+    the batches instead of side files.
     """
     open_since: dict[int, int] = {}
     for segment in log.segments:
@@ -168,9 +166,8 @@ def test_read_committed_range_returns_a_slice_of_the_rows_of_the_full_log(log: L
 
 
 def test_transaction_index_of_one_segment_does_not_list_all_its_aborted_batches() -> None:
-    """Kafka writes an aborted transaction only into the index of the segment with its marker.
-
-    A reader therefore also needs the indexes of later segments.
+    """Kafka lists an aborted transaction only in the index of the segment that contains the abort
+    marker. A reader therefore also needs the indexes of later segments.
     """
     leaked = 0
     for log in golden_logs():
@@ -215,7 +212,10 @@ def test_aborted_intervals_outside_range_are_dropped() -> None:
     aborted = AbortedIntervals.from_txns(txns, start_offset=10, stop_offset=20)
 
     assert aborted.producer_ids.tolist() == [2, 3]
-    assert AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=99).clip(10, 20) == aborted
+    assert (
+        AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=99).overlapping(10, 20)
+        == aborted
+    )
 
 
 def test_duplicate_entries_of_aborted_intervals_are_merged() -> None:
@@ -234,7 +234,7 @@ def test_aborted_intervals_pickle_compactly() -> None:
     }
     assert len(NO_ABORTED) == 0
     assert not NO_ABORTED.is_aborted(1, 5)
-    assert NO_ABORTED.clip(0, 5) == NO_ABORTED
+    assert NO_ABORTED.overlapping(0, 5) == NO_ABORTED
     assert aborted != NO_ABORTED
     assert NO_ABORTED != "nothing"
 
@@ -253,7 +253,7 @@ def test_aborted_lookup_matches_linear_search(
     order = list(zip(aborted.producer_ids.tolist(), aborted.first_offsets.tolist(), strict=True))
 
     assert order == sorted(set(order))
-    for intervals in (aborted, aborted.clip(start, stop)):
+    for intervals in (aborted, aborted.overlapping(start, stop)):
         for producer in range(4):
             for offset in range(start, stop):
                 assert intervals.is_aborted(producer, offset) == any(

@@ -1,4 +1,4 @@
-"""Checks that memory is reused only after its last view is deleted."""
+"""Checks that a buffer is reused only after its last view is deleted."""
 
 from __future__ import annotations
 

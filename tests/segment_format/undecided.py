@@ -25,8 +25,7 @@ def open_transactions(
 
 
 def last_stable_offset(undecided: Iterable[OpenTransaction], *, end_offset: int) -> int:
-    """Returns the first offset of the oldest undecided transaction.
-
-    Returns `end_offset` if there is none.
+    """Returns the first offset of the oldest undecided transaction, or `end_offset` if there is
+    none.
     """
     return min((txn.first_offset for txn in undecided), default=end_offset)

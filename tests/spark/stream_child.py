@@ -28,7 +28,9 @@ JARS = "KTS_STREAM_JARS"
 
 
 def delta_writer(table: str) -> Callable[[DataFrame, int], None]:
-    """Returns a function that appends a batch to a Delta table unless the table contains it."""
+    """Returns a function that appends a batch to a Delta table unless the table already contains
+    the batch.
+    """
 
     def write(batch: DataFrame, number: int) -> None:
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -44,9 +46,8 @@ def delta_writer(table: str) -> Callable[[DataFrame, int], None]:
 
 
 def delta_writer_of_spark(table: str) -> Callable[[DataFrame, int], None]:
-    """Returns a function that appends a batch with Delta's Spark writer.
-
-    The writer skips batches that the table contains.
+    """Returns a function that appends a batch with Delta's Spark writer, which skips batches that
+    the table already contains.
     """
 
     def write(batch: DataFrame, number: int) -> None:
@@ -57,9 +58,8 @@ def delta_writer_of_spark(table: str) -> Callable[[DataFrame, int], None]:
 
 
 def main(checkpoint: str, sink: str, options: str, kind: str, mode: str) -> None:
-    """Writes all available rows and prints "done".
-
-    With mode `on`, waits for new rows instead until the process is killed.
+    """Writes all available rows and prints "done". With mode `on`, keeps waiting for new rows until
+    the process is killed.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("to be killed")

@@ -34,9 +34,13 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 HAS_PROC: Final = Path("/proc/self/task").exists()
 SINKS: Final = ("parquet", "delta")
 SPARKS_DELTA: Final = "delta-spark"
-"""A Delta table that Spark writes, if Delta has a release for this Spark version."""
+"""Name of the sink for which Spark itself writes a Delta table. It exists only if Delta has a
+release for this Spark version.
+"""
 VICTIMS: Final = ("all", "driver", "java", "runner", "worker")
-"""All processes; the driver's Python; its JVM; the process that plans; a process that reads."""
+"""Kinds of processes to kill: all processes; the driver's Python; its JVM; the process that plans;
+a process that reads.
+"""
 START_TIMEOUT_SECONDS: Final = 240
 """Timeout until a query has started, also on a busy machine."""
 OLDEST: Final = "4.0"
@@ -115,14 +119,13 @@ class Query:
 
     @property
     def batches(self) -> int:
-        """Returns the number of the last started batch, or -1 if no batch was started."""
+        """Returns the number of the last batch that was started, or -1 if no batch was started."""
         names = (path.name for path in (self.folder / "checkpoint" / "offsets").glob("*"))
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def start(self, *, is_endless: bool = False) -> subprocess.Popen[str]:
-        """Starts the query and returns its driver process.
-
-        The query ends when all rows are written, or runs until it is killed if `is_endless`.
+        """Starts the query and returns its driver process. If `is_endless` is true, the query runs
+        until it is killed; if false, it ends when all rows are written.
         """
         with self.log.open("ab") as log:
             return subprocess.Popen(
@@ -145,10 +148,8 @@ class Query:
         kill(driver)
 
     def kill_at_random_time(self, source: random.Random) -> str:
-        """Runs the query and kills it at a random time after the start of its first batch.
-
-        Returns:
-            A text with the result of `kill` and the number of the last started batch.
+        """Runs the query and kills it at a random time after the start of its first batch. Returns
+        the result of `kill` and the number of the last started batch, as text.
         """
         driver = self.start()
         before = self.batches
@@ -162,10 +163,8 @@ class Query:
         return f"{self.kill(driver, source)} after batch {self.batches}"
 
     def kill(self, driver: subprocess.Popen[str], source: random.Random) -> str:
-        """Kills a random process of the query, and then its other processes.
-
-        Returns:
-            The kind of the killed process, or "it had ended" if the query was not running.
+        """Kills a random process of the query, and then its other processes. Returns the kind of
+        the first killed process, or "it had ended" if the query was not running.
         """
         victim = source.choice(VICTIMS)
         if driver.poll() is not None:
@@ -219,11 +218,8 @@ def processes(parent: int) -> Iterator[int]:
 
 
 def kill(driver: subprocess.Popen[str], others: Iterable[int] = ()) -> None:
-    """Kills a driver and all its descendants.
-
-    Args:
-        driver: The driver process.
-        others: Ids of processes that were descendants earlier.
+    """Kills a driver and all its descendants. `others` are ids of processes that were descendants
+    earlier.
     """
     for process in {*processes(driver.pid), *filter(_is_query_process, others)}:
         _kill(process)
@@ -236,7 +232,9 @@ def _kill(process: int) -> None:
 
 
 def _is_query_process(process: int) -> bool:
-    """Returns whether the process id still belongs to a query, because ids are reused."""
+    """Returns whether the process id still belongs to a query. The system may have assigned the id
+    to a new process.
+    """
     text = _read(process, "cmdline")
     return "python" in text or "java" in text
 

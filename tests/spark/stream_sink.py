@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Sink:
-    """Stores the rows of batches by number. A replayed batch replaces its earlier rows."""
+    """Stores the rows of batches by batch number. Rows of a replayed batch replace the stored
+    rows.
+    """
 
     def __init__(self) -> None:
         self.batches: dict[int, pa.Table] = {}

@@ -26,7 +26,7 @@ READS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_cluster_returns_expected_rows(tmp_path: Path) -> None:
+def test_scan_on_spark_cluster_returns_expected_rows(tmp_path: Path) -> None:
     reads = {topic: {**tier_options(topic), **more} for topic, more in READS.items()}
     environment = {
         **os.environ,

@@ -67,7 +67,7 @@ ROWS = {
     "a field that is `not null` and missing": ["a missing field that is not null"],
     "text that is not UTF-8, half a surrogate pair": ["not UTF-8", "half a surrogate pair"],
 }
-"""Cases by table row."""
+"""Maps each row of the table in the docs to its cases."""
 
 
 def test_cases_match_the_table_in_the_docs() -> None:

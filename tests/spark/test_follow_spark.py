@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_export_continues_after_signal(tmp_path: Path) -> None:
+def test_export_stopped_by_signal_is_continued_by_next_export(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(3)
     flags = [word for pair in tier.options().items() for word in ("-o", "=".join(pair))]

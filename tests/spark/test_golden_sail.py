@@ -1,6 +1,5 @@
-"""Runs Spark's tests of golden topics on Sail, if it is installed.
-
-Tests that need `rdd` are omitted, because Spark Connect does not have it.
+"""Runs Spark's tests of golden topics on Sail, if it is installed. Omits tests that use `rdd`,
+which Spark Connect does not have.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("pysail") is None, reason="Sail is not installed"),
 ]
 
-test_s3_tier_returns_expected_rows = test_golden_spark.test_s3_tier_returns_expected_rows
+test_scan_of_s3_tier_returns_expected_rows = (
+    test_golden_spark.test_scan_of_s3_tier_returns_expected_rows
+)
 test_user_schema_selects_columns = test_golden_spark.test_user_schema_selects_columns
 test_schema_text_matches_spark = test_golden_spark.test_schema_text_matches_spark
 test_view_in_sql_returns_expected_rows = test_golden_spark.test_view_in_sql_returns_expected_rows

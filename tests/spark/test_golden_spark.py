@@ -43,7 +43,7 @@ def rows(frame: DataFrame) -> pa.Table:
 
 @pytest.mark.parametrize("isolation_level", only(1, ISOLATION_LEVELS))
 @pytest.mark.parametrize("topic", TOPICS)
-def test_topic_returns_expected_rows(
+def test_scan_of_topic_returns_expected_rows(
     registered: SparkSession, topic: str, isolation_level: IsolationLevel
 ) -> None:
     options = tier_options(topic, isolationLevel=isolation_level, includeHeaders="true")
@@ -55,14 +55,16 @@ def test_topic_returns_expected_rows(
     "topic",
     ["txn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("codecs", "evolved"))],
 )
-def test_many_tasks_return_expected_rows(registered: SparkSession, topic: str) -> None:
+def test_scan_in_many_tasks_returns_expected_rows(registered: SparkSession, topic: str) -> None:
     frame = load(registered, tier_options(topic, targetPartitionBytes="60k", includeHeaders="true"))
     assert frame.rdd.getNumPartitions() > 4
     assert_same_rows(rows(frame), expected_table(topic, "read_committed"))
 
 
 @pytest.mark.slow
-def test_s3_tier_returns_expected_rows(registered: SparkSession, s3_server: S3Server) -> None:
+def test_scan_of_s3_tier_returns_expected_rows(
+    registered: SparkSession, s3_server: S3Server
+) -> None:
     bucket = s3_server.upload(TIER)
     options = {
         **tier_options(TOPICS, includeHeaders="true"),

@@ -64,7 +64,9 @@ def sail() -> Iterator[SparkSession]:
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_topic_returns_expected_rows(sail: SparkSession, topic: str, level: IsolationLevel) -> None:
+def test_scan_of_topic_returns_expected_rows(
+    sail: SparkSession, topic: str, level: IsolationLevel
+) -> None:
     options = tier_options(topic, isolationLevel=level, includeHeaders="true")
     frame = sail.read.format("tiered-kafka").options(**options).load()
     expected = expected_table(topic, level)
@@ -112,7 +114,7 @@ def test_condition_on_sail_returns_the_matching_rows(
 
 
 def _planned_bytes(caplog: pytest.LogCaptureFixture) -> int:
-    """Returns the segment bytes in the last plan that was logged."""
+    """Returns the number of segment bytes in the last plan that was logged."""
     plans = [record for record in caplog.records if record.msg.startswith("scan %s: planned")]
     assert isinstance(plans[-1].args, tuple)
     return int(str(plans[-1].args[3]))
@@ -175,7 +177,9 @@ def test_many_batches_do_not_block_the_channel_to_sail(
 def test_task_that_is_too_large_for_the_channel_raises_error(
     sail: SparkSession, many_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the error, the server still runs another query and the same query in smaller tasks."""
+    """After the error, the server must still be able to run another query, and the same query with
+    smaller tasks.
+    """
     options = tier_options("codecs", targetPartitionBytes="64m")
     frame = sail.read.format("tiered-kafka").options(**options).load()
     expected = expected_table("codecs", "read_committed").num_rows

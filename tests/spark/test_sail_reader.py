@@ -68,7 +68,7 @@ def filters(draw: st.DrawFn) -> Any:  # noqa: ANN401  # PySpark 4.0 has no such 
 
 
 def _accepts(pushed_filter: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Returns whether a filter is true for a row by the rules of SQL (null is not true)."""
+    """Returns whether a filter is true for a row by the rules of SQL, in which null is not true."""
     name, cell = type(pushed_filter).__name__, row[pushed_filter.attribute[0]]
     if name == "IsNull":
         return cell is None

@@ -38,7 +38,7 @@ except ImportError:
     sparks_own = None  # type: ignore[assignment]
 
 SPARKS = ["newer", "older"] if sparks_own is not None else ["older"]
-"""A newer Spark also has the API of older versions."""
+"""Spark APIs to test. A newer Spark also has the API of older versions."""
 
 
 class Query:
@@ -72,7 +72,7 @@ class Query:
         return json.dumps(self.reader.initialOffset())
 
     def choose(self) -> bool:
-        """Logs the next end offset; returns False if it is the same as the last logged offset."""
+        """Logs the next end offset; returns False if it equals the last logged offset."""
         start = self.log[-1] if self.log else self.initial()
         if self.is_older:
             end = json.dumps(self.reader.latestOffset())
@@ -137,7 +137,9 @@ def test_restarted_query_returns_each_row_once(tmp_path: Path, spark: str) -> No
 def test_restarted_query_continues_if_committed_rows_have_expired(
     tmp_path: Path, spark: str
 ) -> None:
-    """After a restart, Spark first asks for the last committed batch, whose rows have expired."""
+    """After a restart, Spark first plans the last committed batch again, whose rows have expired in
+    this test.
+    """
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("txn", 0)
     stems = tier.stems(folder)

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 KILLS = ("checkpoint/offsets/0", "sink/_spark_metadata/0", "checkpoint/offsets/2")
-"""Files after whose creation the query is killed, one per run."""
+"""A query is killed when one of these files appears, one file per run."""
 LAST_KILL = "checkpoint/commits/3"
 
 

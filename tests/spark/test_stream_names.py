@@ -1,8 +1,8 @@
 """Tests that a streaming query reads old data from one named source and continues with a source of
 another name.
 
-Users continue with Spark's Kafka source. The test continues with a second stream of this data
-source, which reads another tier.
+Users continue with Spark's Kafka source. The test instead continues with a second stream of this
+data source, which reads another tier.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 SECONDS = 300
 OLD = ("4.0.", "4.1.")
-"""Spark versions without limits per trigger."""
+"""Prefixes of Spark versions that have no limits per trigger."""
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""Tests that errors of Spark tasks reach the driver with their own class, and that registering a
-data source again logs no warning.
+"""Tests that errors of Spark tasks have their own class on the driver, and that registering a data
+source again logs no warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kts_source.errors import (
     TieredKafkaError,
     TransformError,
 )
-from kts_source.spark.task_errors import noted_errors, original_errors
+from kts_source.spark.jobs import noted_errors, original_errors
 from tests.golden_data import tier_options
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def through_spark(error: Exception) -> None:
-    """Raises `error` with the text of a traceback, as Spark does on the driver."""
+    """Raises the error that Spark's driver raises if a task failed with `error`."""
     script = (
         "import pickle, sys, traceback\n"
-        "from kts_source.spark.task_errors import noted_errors\n"
+        "from kts_source.spark.jobs import noted_errors\n"
         "try:\n"
         "    with noted_errors():\n"
         "        raise pickle.load(sys.stdin.buffer)\n"
@@ -54,7 +54,7 @@ def through_spark(error: Exception) -> None:
         CorruptSegmentError("bad\nbytes: {}", topic="t", partition=3, offset=7, position=9),
     ],
 )
-def test_original_error_keeps_class_and_attributes(error: TieredKafkaError) -> None:
+def test_task_error_keeps_class_and_attributes_on_the_driver(error: TieredKafkaError) -> None:
     with pytest.raises(type(error)) as caught:
         through_spark(error)
     assert str(caught.value) == str(error)
@@ -65,7 +65,7 @@ def test_original_error_keeps_class_and_attributes(error: TieredKafkaError) -> N
 
 def test_subclass_of_another_package_becomes_its_base_class() -> None:
     class OwnError(TransformError):
-        """An error that the driver does not know."""
+        """An error class that the driver does not know."""
 
     def run() -> None:
         with original_errors():
@@ -80,7 +80,7 @@ def test_subclass_of_another_package_becomes_its_base_class() -> None:
     assert type(caught.value) is TransformError
 
 
-def test_other_errors_stay_unchanged() -> None:
+def test_error_of_foreign_class_stays_a_runtime_error() -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         through_spark(ZeroDivisionError())
 

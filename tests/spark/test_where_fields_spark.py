@@ -176,9 +176,8 @@ def rows(seed: int, count: int) -> list[dict[str, Any] | None]:
 
 
 def matches(condition: str) -> Column:
-    """Returns a Spark column that is true for rows that match `condition`.
-
-    Quotes `offset`, because it may be a keyword.
+    """Returns a Spark column that is true for rows that match `condition`. Quotes the name
+    `offset`, because it may be a keyword.
     """
     from pyspark.sql import functions as f
 

@@ -106,10 +106,9 @@ class Conditions:
         return self._chance.choice(["startswith", "endswith", "contains"])
 
     def _literal(self, column: str, data: bytes | None = None) -> str:
-        """Returns an SQL literal of `data`, or of a random value of the column by default.
-
-        The literal is a string or, for bytes that are not UTF-8, hexadecimal. Random values are
-        sometimes changed in their last byte.
+        """Returns an SQL literal of `data`, or of a random value of the column by default. The
+        literal is a string or, for bytes that are not UTF-8, hexadecimal. The last byte of a
+        random value is sometimes changed.
         """
         value = self._value(column) if data is None else data
         if value is None:

@@ -1,4 +1,6 @@
-"""Tests the table in Spark: schema, all topics in a scan, one or many tasks, layouts."""
+"""Tests the schema of the table in Spark, all topics in one scan, one or many tasks, and the
+layouts.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_schema_matches_spark_kafka_source(tiered: SparkSession) -> None:
 @pytest.mark.parametrize(
     "columns", [("offset", "value"), ("partition", "offset", "timestamp"), ("offset", "headers")]
 )
-def test_narrower_schema_returns_same_rows(tiered: SparkSession, columns: tuple[str, ...]) -> None:
+def test_scan_with_narrower_schema_returns_values_of_its_columns(
+    tiered: SparkSession, columns: tuple[str, ...]
+) -> None:
     expected = expected_table("codecs", "read_committed")
     by_option = load(tiered, "codecs", columns=",".join(columns))
     assert by_option.columns == list(columns)

@@ -44,11 +44,11 @@ def archives():
     return {each.archive for each in found if isinstance(each, zipimport.zipimporter)}
 
 from kts_source.spark import worker as worker_tuning
-from kts_source.spark.worker import forget_finders_of_sparks_archives
+from kts_source.spark.worker import forget_archive_finders
 
-worker_tuning._reads_archives_anew = lambda *_: True
+worker_tuning._rereads_archives = lambda *_: True
 assert len(archives()) == 3, archives()
-forget_finders_of_sparks_archives()
+forget_archive_finders()
 (left,) = archives()
 assert left.endswith("user.zip"), left
 
@@ -84,11 +84,11 @@ def test_import_finders_are_kept_if_pyspark_is_a_folder() -> None:
 import sys
 import pyspark.sql.types
 from kts_source.spark import worker as worker_tuning
-from kts_source.spark.worker import forget_finders_of_sparks_archives
+from kts_source.spark.worker import forget_archive_finders
 
-worker_tuning._reads_archives_anew = lambda *_: True
+worker_tuning._rereads_archives = lambda *_: True
 before = dict(sys.path_importer_cache)
-forget_finders_of_sparks_archives()
+forget_archive_finders()
 assert before and sys.path_importer_cache == before
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
@@ -108,7 +108,7 @@ assert before and sys.path_importer_cache == before
 def test_archives_are_read_again_only_with_known_versions(
     spark: str, python: tuple[int, int], expected: bool
 ) -> None:
-    assert worker_tuning._reads_archives_anew(spark, python) == expected
+    assert worker_tuning._rereads_archives(spark, python) == expected
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def _simulate_worker(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 
 
 def _run_task() -> None:
-    with worker_tuning.garbage_left_alone():
+    with worker_tuning.garbage_collection_paused():
         pass
     worker_tuning.end_task()
 

@@ -116,9 +116,8 @@ def make_table(sample: TableSample, table_format: str, tier: Path) -> None:
 
 
 def make_half_published(tier: Path) -> None:
-    """Starts to write a Parquet table, and ends as if killed after the first commit is logged.
-
-    At this point, no file of the commit has its final name.
+    """Writes a part of a Parquet table, and ends like a killed export after the first commit is
+    logged. At this point, no file of the commit has its final name.
     """
     link = os.link
 
@@ -132,7 +131,7 @@ def make_half_published(tier: Path) -> None:
 
 
 def make_scans(target: Path, folder: Path) -> None:
-    """Scans the samples, which fills the caches and writes the metrics in `target`."""
+    """Runs the scans of the samples. They fill the caches and write the metrics in `target`."""
     for sample in CACHES:
         options = {**sample.source(store_path(sample, folder)), **CACHE_FOREVER}
         for metrics in ("first", "second"):

@@ -1,6 +1,5 @@
-"""Defines the arguments and expected rows of the stored samples.
-
-The tests and `make_samples` use them.
+"""Defines the arguments and expected rows of the stored samples, for the tests and for
+`make_samples`.
 """
 
 from __future__ import annotations
@@ -104,9 +103,8 @@ class TableSample:
     table_formats: tuple[str, ...] = ("parquet", "delta", "iceberg")
 
     def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
-        """Returns the expected rows of the table.
-
-        These are the rows after the first export if `first`, else after all exports.
+        """Returns the expected rows of the table after the first export if `first` is true, or
+        after all exports.
         """
         return self.rows(expected_rows(self.topics, first=first))
 
@@ -123,8 +121,8 @@ class TableSample:
     def backfill_arguments(self, table_format: str) -> dict[str, Any]:
         """Returns the arguments of `backfill` except the source; the target is a relative path.
 
-        Iceberg's metadata contains the table's location in the path of each file. The location is
-        relative to the current folder, so a copy of the sample can be read from any folder.
+        Iceberg's metadata contains the path of each file. Because the paths are relative to the
+        current folder, a copy of the sample can be read from any folder.
         """
         arguments: dict[str, Any] = {
             "target": f"{self.name}/table",

@@ -1,8 +1,8 @@
 """Serves the golden tiers with the same URIs and versions on every machine: `kts-stored://golden`.
 
-Plans and caches identify objects by URI and version. The URI of a local file depends on the path of
-the checkout, and its version on the time of the checkout. Here the version is an ETag: the digest
-of the bytes.
+Plans and caches identify objects by URI and version. For local files, these depend on the path and
+the time of the checkout. Objects of this store have an ETag as version, which is the digest of
+their bytes.
 """
 
 from __future__ import annotations

@@ -70,10 +70,9 @@ def expected_rows(sample: ScanSample) -> pa.Table:
 
 
 def between_times(rows: pa.Table, start: int, stop: int) -> pa.Table:
-    """Returns the rows that a read between two timestamps in milliseconds must return.
-
-    In each partition, they begin at the first record with a timestamp >= `start` and end before the
-    first record with a timestamp >= `stop`.
+    """Returns the rows that a read between two timestamps in milliseconds must return: in each
+    partition, the rows from the first timestamp >= `start` to before the first timestamp >=
+    `stop`.
     """
     slices = []
     for partition in sorted(set(rows["partition"].to_pylist())):
@@ -131,9 +130,8 @@ def test_damaged_cache_entries_are_refilled(sample: ScanSample, tmp_path: Path) 
 def test_cache_entries_of_another_object_version_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store has other objects with the keys and chunk positions of the cached objects.
-
-    Only the object versions show that the cached bytes are outdated.
+    """The objects of the store have the keys and chunk positions of cached objects, but other
+    content and versions.
     """
     sample = CACHES[CACHE_NAMES.index("chunks")]
     shutil.copytree(V1 / "caches" / "chunks", tmp_path / "cache", copy_function=shutil.copyfile)

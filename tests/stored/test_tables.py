@@ -34,7 +34,7 @@ SAMPLES = {sample.name: sample for sample in TABLES}
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes the tier with all segments, also those added after the first exports."""
+    """Writes the tier with all segments, including those added after the first exports."""
     folder = tmp_path_factory.mktemp("tier")
     write_tier(folder, first=False)
     return folder

@@ -39,7 +39,7 @@ SAMPLES = {sample.name: sample for sample in TYPED_TABLES}
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes the tier with all segments, also those added after the first exports."""
+    """Writes the tier with all segments, including those added after the first exports."""
     folder = tmp_path_factory.mktemp("typed-tier")
     write_typed_tier(folder, first=False)
     return folder
@@ -84,7 +84,9 @@ def test_backfill_continues_typed_table(
 
 
 def assert_typed(sample: TypedSample, table_format: str, *, first: bool = False) -> None:
-    """Compares the table with the expected rows, except `day`, which has a default value."""
+    """Asserts that the table has the expected rows. Ignores the field `day`, which has a default
+    value.
+    """
     table = read_stored_table(sample, table_format)
     typed_values = {
         position: columns["value"] for position, columns in rows_by_position(table).items()
@@ -173,9 +175,8 @@ def test_stored_typed_plan_is_replayed(tmp_path: Path) -> None:
 
 
 def test_schemas_cached_without_subject_are_requested_again(tier: Path, tmp_path: Path) -> None:
-    """The old cache entries have no subject, so their schema ids may be of another context.
-
-    The test expects a request to the registry, which fails because no server listens.
+    """The old cache entries contain no subject, so their schema ids may belong to another context.
+    The request to the registry fails, because no server listens.
     """
     shutil.copytree(V2 / "schemas", tmp_path / "cache", copy_function=shutil.copyfile)
     source = {**CACHED_SOURCE, "path": tier.as_uri(), "cacheDir": str(tmp_path / "cache")}

@@ -132,7 +132,7 @@ def partitions() -> tuple[Partition, ...]:
 
 
 def write_tier(folder: Path, *, first: bool) -> None:
-    """Writes all segments, or only the segments that the first export reads if `first` is true."""
+    """Writes all segments or, if `first` is true, only those that the first export reads."""
     for number, partition in enumerate(partitions()):
         writer = AivenTierWriter(
             folder,
@@ -150,9 +150,8 @@ def write_tier(folder: Path, *, first: bool) -> None:
 def expected_rows(
     topics: Iterable[str], *, first: bool = False
 ) -> Mapping[RowPosition, ExpectedRow]:
-    """Returns the `read_committed` rows of `topics`, by position.
-
-    If `first` is true, returns only rows of the segments that the first export read.
+    """Returns the `read_committed` rows of `topics`, by position. If `first` is true, returns only
+    rows of the segments that the first export read.
     """
     return {
         (partition.topic, partition.partition, row.offset): row

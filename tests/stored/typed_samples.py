@@ -117,7 +117,7 @@ def _logs() -> dict[str, BuiltLog]:
 
 
 def write_typed_tier(folder: Path, *, first: bool) -> None:
-    """Writes all segments, or only the segments that the first export reads if `first` is true."""
+    """Writes all segments or, if `first` is true, only those that the first export reads."""
     for number, (topic, log) in enumerate(_logs().items()):
         writer = AivenTierWriter(
             folder,
@@ -166,7 +166,9 @@ class TypedSample(TableSample):
     """A `TableSample` whose table has typed columns."""
 
     def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
-        """Returns the expected rows after the first export if `first`, else after all exports."""
+        """Returns the expected rows after the first export if `first` is true, or after all
+        exports.
+        """
         (topic,) = self.topics
         rows = _logs()[topic].rows(READ_COMMITTED, segment_count=_FIRST_SEGMENTS if first else None)
         return self.rows({(topic, 0, row.offset): row for row in rows})

@@ -5,8 +5,8 @@
                                             leader-epoch-checkpoint, partition.metadata
 
 Each partition is recovered in memory like in a starting broker; nothing is written. Records are
-read from one replica. If this replica lacks offsets, they are read from other replicas of its
-branch, which means with equal leader epochs. The checkpoints of all replicas are used. Source:
+read from one replica. Offsets that this replica lacks are read from other replicas of the same
+branch, which have equal leader epochs. The checkpoints of all replicas are used. Source:
 `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
 """
 
@@ -29,10 +29,10 @@ from kts_source.layout.kafka_logs.replica_choice import (
     start_note,
     surviving_log,
     with_lineage,
-    with_missing_ends,
+    with_lost_logs_in_gaps,
 )
 from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
-from kts_source.store.joined_store import beside
+from kts_source.store.joined_store import additional_store_prefix
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import parse_partition_metadata
@@ -62,15 +62,14 @@ _MAX_METADATA_BYTES: Final = 4096
 class Disks:
     """Topics and replicas of the log directories below some folders. Thread-safe.
 
-    A partition is in use if its folder is named `<topic>-<partition>`. Folders of deleted, stray
-    and future replicas have a suffix; a broker has set these folders aside.
+    A partition is in use if it has a folder `<topic>-<partition>`. Brokers add a suffix to the name
+    of a folder to set it aside: a deleted, stray or future replica.
 
     Args:
-        store: The store with the folders.
         roots: Key prefixes; empty, or ending in a slash.
 
     Attributes:
-        without: The items of `roots` that contain no log directory.
+        without: Those key prefixes in `roots` under which there is no log directory.
     """
 
     def __init__(self, store: ObjectStore, roots: Iterable[str]) -> None:
@@ -86,7 +85,7 @@ class Disks:
         """Returns the names of all topics that have a partition in use."""
         return frozenset(topic for log_dir in self._dirs for topic, _ in log_dir.partitions)
 
-    def remains(self) -> frozenset[str]:
+    def topics_not_in_use(self) -> frozenset[str]:
         """Returns the topics that have no partition in use. They occur only in checkpoints, or in
         folders of deleted, stray or future replicas.
         """
@@ -96,9 +95,9 @@ class Disks:
         return frozenset(named) - self.topics()
 
     def topic_ids(self, topic: str) -> frozenset[str]:
-        """Returns the ids of a topic. These are the ids of its partitions in use. If it has none,
-        they are the ids in folders of deleted, stray and future replicas. Returns the zero id if
-        only a checkpoint names the topic.
+        """Returns the ids of a topic's partitions in use. If it has none, returns the ids in
+        folders of deleted, stray and future replicas. If only a checkpoint names the topic, returns
+        the zero id.
         """
         in_use = {
             self._topic_id(folder)
@@ -151,8 +150,8 @@ class Disks:
         ]
 
     def replicas(self, topic_partition: TopicPartition, topic_id: str) -> list[Replica]:
-        """Recovers the replicas of a partition that have this topic id. Compares them with each
-        other, and adds records that a replica lacks to its lost logs.
+        """Recovers the replicas of a partition that have this topic id. If a comparison of the
+        replicas shows that one lacks records, adds these records to the replica's lost logs.
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.
@@ -161,7 +160,7 @@ class Disks:
             recovered(self.store, log_dir, topic_partition)
             for log_dir in self._dirs_of(topic_partition, topic_id)
         ]
-        return with_missing_ends(self.store, topic_partition, replicas)
+        return with_lost_logs_in_gaps(self.store, topic_partition, replicas)
 
     def set_aside(self, topic_partition: TopicPartition) -> list[Orphan]:
         """Returns an `Orphan` for each folder of a deleted, stray or future replica of a partition.
@@ -173,7 +172,7 @@ class Disks:
             for key, name in log_dir.set_aside.get(topic_partition, ())
         ]
 
-    def aside_of_others(self, topic: str, topic_id: str) -> list[Orphan]:
+    def folders_set_aside(self, topic: str, topic_id: str) -> list[Orphan]:
         """Returns an `Orphan` for each folder of a deleted, stray or future replica of a topic.
         Skips partitions that exist with this topic id.
         """
@@ -228,7 +227,9 @@ class KafkaLogsLayout:
 
     def __init__(self, *, end_of_log: bool, paths: int = 1) -> None:
         self._end_of_log = end_of_log
-        self._beside = tuple(beside(number) for number in range(paths - 1))
+        self._additional_prefixes = tuple(
+            additional_store_prefix(number) for number in range(paths - 1)
+        )
         self._lock = threading.Lock()
         self._disks: dict[str, Disks] = {}
         self._described: dict[str, RemoteSegment] = {}
@@ -236,8 +237,8 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns a `TopicFolder` for each pair of topic and topic id. They all have the same key
-        prefix.
+        """Returns a `TopicFolder` for each pair of topic and topic id. All of them have the key
+        prefix of the scan.
 
         Raises:
             TierNotFoundError: There are several paths, and one of them has no log directory.
@@ -245,18 +246,18 @@ class KafkaLogsLayout:
         root = key_prefix if not key_prefix or key_prefix.endswith("/") else f"{key_prefix}/"
         disks = self._below(store, root)
         if (
-            0 < len(disks.without) <= len(self._beside)
+            0 < len(disks.without) <= len(self._additional_prefixes)
         ):  # a wrong path must not be reported as data loss
             missing = ", ".join(store.uri(root) for root in disks.without)
             raise TierNotFoundError(
                 f"option 'path': there is no log directory of a broker at {missing}"
             )
-        names, remains = disks.topics(), disks.remains()
+        names, remains = disks.topics(), disks.topics_not_in_use()
         if topic is not None:
             names = frozenset({topic}) & (names | remains)
         elif remains := frozenset(name for name in remains if not name.startswith("__")):
             log.warning(
-                "not read: no partition in use, but checkpoints or folders set aside, of topics %s",
+                "not read, because only checkpoints or folders set aside exist: topics %s",
                 printable(some(sorted(remains))),
             )
         folders = tuple(
@@ -265,9 +266,13 @@ class KafkaLogsLayout:
             for topic_id in sorted(disks.topic_ids(name))
         )
         for folder in folders:
-            if others := disks.aside_of_others(folder.topic, folder.topic_id):
+            if others := disks.folders_set_aside(folder.topic, folder.topic_id):
                 text = printable(some(map(str, others)))
-                log.warning("topic %s: not read, of no partition in use: %s", folder.topic, text)
+                log.warning(
+                    "topic %s: not read, because no partition in use has them: %s",
+                    folder.topic,
+                    text,
+                )
         return folders
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
@@ -279,8 +284,8 @@ class KafkaLogsLayout:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Recovers the replicas of a partition, and lists the segments to read. They are segments
-        of the replica that `surviving_log` chooses; other replicas fill its gaps.
+        """Recovers the replicas of a partition. Returns the segments of the replica that
+        `surviving_log` chooses, and segments of other replicas for its gaps.
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.
@@ -330,7 +335,7 @@ class KafkaLogsLayout:
     def _below(self, store: ObjectStore, root: str) -> Disks:
         with self._lock:
             if root not in self._disks:
-                roots = (root, *(before + root for before in self._beside))
+                roots = (root, *(before + root for before in self._additional_prefixes))
                 self._disks[root] = Disks(store, roots)
             return self._disks[root]
 
@@ -342,8 +347,8 @@ def _joined(
     survivor: SurvivingLog,
     replicas: Sequence[Replica],
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost], list[Orphan]]:
-    """Returns three values: the segments of the log, the lost records, and notes. The segments are
-    those of the chosen replica; segments of other replicas fill its gaps.
+    """Returns the segments of the log, the lost records, and notes. The segments are those of the
+    chosen replica, and segments of other replicas in its gaps.
     """
     topic_partition = (folder.topic, partition)
     main, branch = survivor.replica, newest_branch(replicas)

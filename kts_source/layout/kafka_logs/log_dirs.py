@@ -67,11 +67,9 @@ _NamedFile = tuple[LogFileName, "ObjectInfo"]
 
 @dataclass(frozen=True, slots=True)
 class LostReplica:
-    """A replica that a checkpoint of a log directory names, although the directory has no folder
-    for it.
+    """A replica without a folder, which a checkpoint of the log directory names.
 
     Attributes:
-        checkpoint: Key of the checkpoint.
         start: First offset of its log; 0 if no checkpoint records it.
         stop: One past the last offset that a checkpoint records as replicated or flushed; equal to
             `start` if there is no such offset.
@@ -96,7 +94,7 @@ class LogDir:
         cleaned: By partition, the offset up to which the log cleaner compacted the log.
         partitions: Folders of the partitions in use.
         set_aside: By partition, folders of deleted, stray or future replicas.
-        lost: Replicas that a checkpoint names although they have no folder.
+        lost: Replicas without a folder, which a checkpoint names.
     """
 
     folder: str
@@ -140,8 +138,8 @@ def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
 
 
 def _may_hold_log_dirs(child: str, folder: str) -> bool:
-    """Returns whether a child folder may contain log directories. Partition folders and hidden
-    folders, such as snapshots of some file systems, do not.
+    """Returns whether a child folder may contain log directories. Returns False for partition
+    folders and for hidden folders, such as snapshots of some file systems.
     """
     name = child[len(folder) : -1]
     return parse_partition_directory(name) is None and not name.startswith(".")
@@ -267,9 +265,9 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class LostLog:
-    """Lost records of a segment: its `.log` file is missing, empty or too short, although no
-    regular deletion removed it. A scan treats this as data loss. A broker would drop the indexes of
-    a segment without a `.log` file, and serve the other segments.
+    """Lost records of a segment: its `.log` file is missing, empty or too short, and no regular
+    deletion explains this. A scan reports data loss. A broker would silently drop the indexes of a
+    segment without a `.log` file.
 
     Attributes:
         base_offset: Base offset of the segment. If another replica shows that only the end of the
@@ -346,9 +344,7 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
 def _without_unfinished(
     store: ObjectStore, named: Sequence[_NamedFile]
 ) -> tuple[list[_NamedFile], list[Orphan]]:
-    """Returns two values: the files that a starting broker would keep, and a note about each file
-    that it would drop.
-    """
+    """Returns the files that a starting broker would keep, and a note about each other file."""
     not_read = [
         Orphan((info.key,), f"a .{name.state} file, which a broker drops when it starts")
         for name, info in named
@@ -360,7 +356,7 @@ def _without_unfinished(
         if name.state != "swap":
             continue
         if cleaned is not None and name.offset >= cleaned:
-            not_read.append(Orphan((info.key,), "of a split that did not finish"))
+            not_read.append(Orphan((info.key,), "belongs to a segment split that did not finish"))
         else:
             swaps.append((name, info))
     usual = [(name, info) for name, info in named if not name.state]
@@ -380,15 +376,9 @@ def _lost_logs(
     snapshots: Mapping[int, ObjectInfo],
     bases_with_any_log: set[int],
 ) -> tuple[list[LostLog], list[Orphan]]:
-    """Returns two values: the segments with lost records, and notes about indexes that a broker
-    would drop.
-
-    Args:
-        store: The store with the files.
-        files_by_base: Files of each segment by kind.
-        snapshots: Producer snapshots by offset.
-        bases_with_any_log: Base offsets of all log files, including files with a suffix such as
-            `.deleted`.
+    """Returns the segments with lost records, and notes about indexes that a broker would drop.
+    `bases_with_any_log` has the base offsets of all log files, including files with a suffix such
+    as `.deleted`.
     """
     bases = sorted(base for base, files in files_by_base.items() if "log" in files)
     lost, dropped = [], []
@@ -419,8 +409,8 @@ def _lost_logs(
 
 
 def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -> int:
-    """Returns one past the last offset in the indexes of a segment; `base` if they have no entries.
-    An entry of the transaction index only shows that the segment has a record.
+    """Returns one past the last offset in the indexes of a segment; `base` if the indexes have no
+    entries. From the transaction index, only the fact is used that the segment has a record.
     """
     stop = base
     for kind, entry_bytes, position in (("index", 8, 0), ("timeindex", 12, 8)):

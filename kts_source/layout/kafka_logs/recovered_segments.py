@@ -38,10 +38,9 @@ class Lost:
     """Records of a log that are lost.
 
     Attributes:
-        segment: A description of a segment with the offsets of the lost records. Its objects cannot
-            be read.
+        segment: A segment description with the offsets of the lost records. Its objects cannot be
+            read.
         key: Key of the file that shows the loss.
-        reason: The problem, for messages.
     """
 
     segment: RemoteSegment
@@ -59,8 +58,8 @@ def described(
     """Returns two values: the descriptions of the segments of a log in order of offsets, and its
     lost records.
 
-    If the log has no records, returns a single segment without offsets. If the folder also has no
-    `.log` file, returns no segment.
+    If the log has no records, returns one segment without offsets, or none if the folder has no
+    `.log` file either.
 
     Raises:
         DataLossError: Records are lost, and the folder has no file that a message could name.
@@ -111,9 +110,8 @@ def described(
 def _why_end_is_lost(
     store: ObjectStore, replica: Replica, expected_stop: int
 ) -> tuple[ObjectInfo, str]:
-    """Returns two values for the message about lost records at the end of a log: the file to name,
-    and why the log ends before `expected_stop`. According to checkpoints and side files, the log
-    should end at `expected_stop`.
+    """Returns the file and the reason for the message about lost records at the end of a log: the
+    log ends before `expected_stop`, the end that checkpoints and side files show.
     """
     continuation = f"the log continued to offset {expected_stop}"
     lost_at_end = [
@@ -139,15 +137,9 @@ def lost_partition(
     lost: LostReplica,
     after: SurvivingLog | None = None,
 ) -> Lost:
-    """Describes the lost records of a replica that has no folder and is named only in a checkpoint.
-
-    Args:
-        store: The store with the checkpoint.
-        folder: Topic and topic id.
-        partition: Number of the partition.
-        lost: The replica and its offsets, from the checkpoint.
-        after: The log of another replica that still exists, or `None`. If it is set, the lost
-            records begin at the offset at which this log ends or should end.
+    """Describes the lost records of a replica without a folder, which only a checkpoint names. If
+    `after`, the log of another replica, is set, the lost records begin at its actual or expected
+    end.
 
     Raises:
         ObjectNotFoundError: The checkpoint was deleted in the meantime.
@@ -171,7 +163,7 @@ def lost_partition(
 def lost_reason(topic: str, partition: int, lost: LostReplica) -> str:
     """Returns a message about a replica that has no folder."""
     offsets = f"offsets [{lost.start}, {lost.stop})" if lost.start < lost.stop else "no offsets"
-    return f"it names {offsets} of {topic}-{partition}, and that folder is not there"
+    return f"it names {offsets} of {topic}-{partition}, but this folder does not exist"
 
 
 def _lost_segment(
@@ -232,8 +224,8 @@ class _SegmentMaker:
         self._recovery = recovery
 
     def walked(self, number: int, stop: int) -> Walked | None:
-        """Returns the result of reading the batches of segment `number` below offset `stop`.
-        Returns `None` if the side files on the disk are sufficient to describe the segment.
+        """Returns the result of reading the batches of segment `number` up to offset `stop`.
+        Returns `None` if the side files on the disk suffice to describe the segment.
         """
         replica = self._replica
         files = replica.segments[number]

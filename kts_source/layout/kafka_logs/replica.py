@@ -32,7 +32,7 @@ from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.index.sparse_indexes import OFFSET_ENTRY_SIZE, OffsetIndex
-from segment_format.record.recovery import WholeBatches
+from segment_format.record.recovery import WholeBatches, last_offset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,8 +74,8 @@ class Replica:
 
     Attributes:
         segments: Segments in order of base offset, up to the segment with the end of the log.
-        walked: By base offset, the results of reading the batches of segments. Has only the
-            segments that were read.
+        walked: Result of reading the batches of a segment, by base offset. Contains only segments
+            that were read.
         log_start: First offset that a consumer may see.
         stop: One past the last offset of the replica.
         stop_size: Bytes of the last segment that belong to the log.
@@ -182,7 +182,7 @@ class Recovery:
         if not self._log_dir.is_clean:
             point = self._log_dir.recovery_points.get(self._key, 0)
         if segments and point is None:
-            end = self._end_of_last()
+            end = self._read_end_of_last_file()
             stop, size, problem = end.next_offset, end.position, end.problem
         elif segments and point is not None:
             for number in range(max(bisect_right(self._bases, point) - 1, 0), len(segments)):
@@ -191,6 +191,10 @@ class Recovery:
                 last, problem, stop, size = number, walked.problem, walked.next_offset, walked.size
                 if problem:
                     break
+        if size and (doubt := self._doubt(last, stop, size, is_clean=point is None)):
+            walked = self.walk(last, stop_offset=doubt.offset)
+            self._walked[self._bases[last]] = walked = replace(walked, problem=doubt.message)
+            problem, stop, size = walked.problem, walked.next_offset, walked.size
         kept, dropped = segments[: last + 1], segments[last + 1 :]
         if stop < log_start:  # `LogLoader` starts an empty log at the log start
             kept, dropped, stop, size = (), segments, log_start, 0
@@ -214,12 +218,46 @@ class Recovery:
             self._lost_end(stop, is_clean=point is None),
         )
 
-    def _lost_end(self, stop: int, *, is_clean: bool) -> int:
-        """Returns the attribute `Replica.lost_end` for a log that ends at `stop`.
+    def _doubt(
+        self, number: int, stop: int, size: int, *, is_clean: bool
+    ) -> SegmentFormatError | None:
+        """Returns an error if the base offset of the log's last batch, which no checksum covers,
+        seems to be wrong; `None` if it is plausible, or if a checkpoint or snapshot confirms it.
 
-        After a clean shutdown, a producer snapshot exists at the end of the log, so snapshots or
-        index entries above `stop` show a loss. After a crash they do not, because side files of the
-        last segment may name offsets of records that were never flushed.
+        Args:
+            number: Number of the last segment.
+            stop: One past the last offset of the log.
+            size: Bytes of the last segment that belong to the log.
+            is_clean: Whether index files are complete.
+        """
+        points = self._log_dir.high_watermarks or {}, self._log_dir.recovery_points
+        confirmed = {*self._files.snapshots, *(point.get(self._key, -1) for point in points)}
+        # Compaction leaves gaps that look like a wrong base offset.
+        if stop in confirmed or self._log_dir.cleaned.get(self._key, 0) > 0:
+            return None
+        segment = self._files.segments[number]
+        index = offset_index(self._store, segment) if is_clean else None
+        position, indexed = 0, None
+        if index is not None and int(index.positions[-1]) < size:
+            position, indexed = int(index.positions[-1]), int(index.offsets[-1])
+        try:
+            last_offset(
+                partial(self._store.get_range, segment.log.key, version=segment.log.version),
+                size,
+                position,
+                base_offset=segment.base_offset,
+                indexed=indexed,
+            )
+        except SegmentFormatError as error:
+            return None if error.offset is None else error
+        return None
+
+    def _lost_end(self, stop: int, *, is_clean: bool) -> int:
+        """Returns the value of `Replica.lost_end` for a log that ends at `stop`.
+
+        After a clean shutdown, a producer snapshot exists at the end of the log. So snapshots or
+        index entries above `stop` show a loss. After a crash they do not: side files of the last
+        segment may name offsets of records that were never flushed.
         """
         files = self._files
         ends = [log.stop for log in files.lost_logs if log.base_offset >= stop]
@@ -231,11 +269,9 @@ class Recovery:
                 ends.append(named_stop(self._store, last.base_offset, last.files))
         return max((end for end in ends if end > stop), default=0)
 
-    def knows_open(self, base_offset: int | None = None) -> bool:
-        """Returns whether files show which transactions are open at the start of a segment.
-
-        Args:
-            base_offset: Base offset of the segment; default: the first segment.
+    def records_open_at_start(self, base_offset: int | None = None) -> bool:
+        """Returns whether files show which transactions are open at the start of the segment with
+        this base offset, by default the first segment.
         """
         if not self._bases:
             return True
@@ -305,9 +341,9 @@ class Recovery:
             check_crcs=check_crcs,
         )
 
-    def _end_of_last(self) -> WholeBatches:
-        """Reads the last `.log` file to its end, from its last index entry on. Returns the reader,
-        which then knows the end of the log.
+    def _read_end_of_last_file(self) -> WholeBatches:
+        """Reads the last `.log` file from its last index entry to the end. Returns the reader,
+        whose attributes describe the end of the log.
         """
         segment = self._files.segments[-1]
         index = offset_index(self._store, segment)
@@ -330,8 +366,8 @@ class Recovery:
 
     def _open_at_start(self, number: int) -> Mapping[int, int]:
         """Returns the first offset of each transaction that is open at the start of a segment, by
-        producer id. Uses the nearest valid snapshot before the segment, and the batch headers from
-        the snapshot to the segment.
+        producer id. Starts from the nearest earlier valid snapshot, and reads batch headers from
+        there to the segment.
         """
         first = number
         while not self._has_no_predecessor(first) and self._recorded_open(first) is None:
@@ -380,8 +416,8 @@ class Recovery:
         return open_first_offsets(entries)
 
     def _history(self) -> list[EpochEntry]:
-        """Returns the leader epochs of the checkpoint, and newer epochs of batches that were
-        read.
+        """Returns the leader epochs of the checkpoint, followed by newer epochs in batches that
+        were read.
         """
         entries: list[EpochEntry] = []
         info = self._files.others.get(EPOCHS_FILE)
@@ -406,8 +442,8 @@ class Recovery:
     def _lineage(
         self, history: Sequence[EpochEntry], log_start: int, stop: int
     ) -> tuple[EpochEntry, ...]:
-        """Returns the leader epochs of the offsets [log_start, stop). Reads them from batches if
-        the checkpoint does not have them.
+        """Returns the leader epochs of the offsets [log_start, stop). Epochs that are not in the
+        checkpoint are read from batches.
         """
         entries = [entry for entry in history if entry.start_offset < stop]
         first = entries[0].start_offset if entries else stop
@@ -452,8 +488,8 @@ class Recovery:
 
 
 def offset_index(store: ObjectStore, segment: SegmentFiles) -> OffsetIndex | None:
-    """Reads the offset index of a segment. The file may be preallocated, so zeros at its end are
-    ignored. Returns `None` if the index is missing, empty or does not match the `.log` file.
+    """Reads the offset index of a segment. Ignores zeros at the end, because brokers preallocate
+    the file. Returns `None` if the index is missing, empty or does not match the `.log` file.
     """
     info = segment.files.get("index")
     if info is None:

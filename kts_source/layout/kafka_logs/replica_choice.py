@@ -8,8 +8,8 @@ watermark of a replica is used only if the replica agrees with this branch on al
 
 The chosen replica may lack offsets: a replica that was added late begins at the tier's end
 (KIP-1023), and a copy of a disk may lack `.log` files in between. Another replica fills such a gap
-if both replicas are proven to be on the same branch. For this, the epochs of their checkpoints must
-agree. If the replicas overlap at the border of the gap, the overlapping batches must be equal, too.
+if it is proven to be on the branch of the chosen replica: the epochs of both checkpoints must
+agree. If both replicas have batches at the border of the gap, these batches must be equal, too.
 
 Source: KIP-101, `LeaderEpochFileCache.endOffsetFor`, `ReplicaManager`, `TierStateMachine`,
 `UnifiedLog` in Kafka.
@@ -67,7 +67,7 @@ def newest_branch(replicas: Sequence[Replica]) -> Branch:
     return Branch(newest.history, start, MAX_OFFSET)
 
 
-def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
+def longest_replica(replicas: Sequence[Replica], branch: Branch) -> Replica:
     """Returns the replica with the highest end offset on a branch.
 
     If several replicas have the same end, prefers the replica with the fewest lost logs, then the
@@ -88,22 +88,22 @@ def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
     )
 
 
-def agreed_to(log: Replica | Branch, branch: Branch) -> int:
+def end_of_agreement(log: Replica | Branch, branch: Branch) -> int:
     """Returns the first offset at which the leader epochs of `log` and `branch` differ;
-    `MAX_OFFSET` if they never differ. Returns −1 if they differ at the first offset that both
-    have, because they may have diverged at any earlier offset.
+    `MAX_OFFSET` if they never differ. Returns −1 if they differ at the first offset that both have:
+    they may have diverged at any lower offset.
     """
-    diverges = parts_at(log, branch)
+    diverges = first_difference(log, branch)
     if diverges is None:
         return MAX_OFFSET
     return diverges if diverges > max(log.log_start, branch.log_start) else -1
 
 
 def _end_on_branch(replica: Replica, branch: Branch) -> int:
-    """Returns one past the last offset of `replica` that is on `branch`; −1 if none of its offsets
-    is on the branch.
+    """Returns one past the last offset of `replica` on `branch`; −1 if no offset of the replica is
+    on the branch.
     """
-    return min(replica.stop, agreed_to(replica, branch))
+    return min(replica.stop, end_of_agreement(replica, branch))
 
 
 def surviving_log(
@@ -117,9 +117,9 @@ def surviving_log(
     """Chooses the replica to read, and the end of its log.
 
     Args:
-        topic_partition: For errors.
-        replicas: At least one.
-        end_of_log: True to read all complete batches, replicated or not.
+        topic_partition: Topic and partition, for errors.
+        replicas: The replicas of the partition, at least one.
+        end_of_log: True to read all complete batches; False to read only replicated offsets.
         branch: The branch that survives; default: the newest branch. The replica with the highest
             offset on this branch is read, up to the offset at which it diverges from the branch.
         replicated: Offsets below `replicated` always count as replicated.
@@ -128,13 +128,13 @@ def surviving_log(
         DataLossError: There are records, but no checkpoint with high watermarks.
     """
     branch = branch or newest_branch(replicas)
-    best = furthest(replicas, branch)
+    best = longest_replica(replicas, branch)
     notes = [*_notes_on_dead_branches(replicas, branch, best)]
     marks = [
         replica.high_watermark
         for replica in replicas
         if replica.high_watermark is not None
-        and replica.high_watermark <= agreed_to(replica, branch)
+        and replica.high_watermark <= end_of_agreement(replica, branch)
     ]
     end, flushed = _end_on_branch(best, branch), best.recovery_point or 0
     if end < best.log_start:  # no offset on the disks is of the branch
@@ -172,9 +172,9 @@ def _notes_on_dead_branches(
     replicas: Sequence[Replica], branch: Branch, best: Replica
 ) -> Iterator[Orphan]:
     for replica in replicas:
-        diverges = parts_at(replica, branch)
+        diverges = first_difference(replica, branch)
         if diverges is not None:
-            reason = f"from offset {diverges} on of a branch that died"
+            reason = f"from offset {diverges} on it is on an abandoned branch"
             reason += f"; {best.folder} is read" if replica is not best else ""
             yield Orphan((replica.folder,), reason)
 
@@ -183,8 +183,8 @@ def _note_on_lost_end(replica: Replica) -> Orphan:
     logs = [log for log in replica.files.lost_logs if log.base_offset >= replica.stop]
     return Orphan(
         tuple(log.info.key for log in logs) or (replica.folder,),
-        f"offsets [{replica.stop}, {replica.lost_end}): no log holds them, though side files name"
-        " them; above what was replicated, so it is not missed: see endOfLog",
+        f"offsets [{replica.stop}, {replica.lost_end}) are in no log, although side files name"
+        " them. They were not replicated, so they do not count as lost: see option endOfLog",
     )
 
 
@@ -200,15 +200,15 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
     above = [offset for offset in replica.files.snapshots if offset > replica.stop]
     if above and not replica.problem and replica.recovery_point is not None:
         key = replica.files.snapshots[max(above)].key
-        text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
+        text = f"a snapshot above the end of the log, {replica.stop}: records before the snapshot"
         yield Orphan((key,), f"{text} were lost or never flushed")
     for segment in replica.dropped:
-        yield Orphan((segment.log.key,), "after an incomplete log, so it is not read")
+        yield Orphan((segment.log.key,), "not read, because it is after an incomplete segment")
 
 
-def parts_at(log: Replica | Branch, branch: Branch) -> int | None:
+def first_difference(log: Replica | Branch, branch: Branch) -> int | None:
     """Returns the first offset that has different leader epochs in `log` and in `branch`; `None` if
-    there is no such offset.
+    there is none.
     """
     low = max(log.log_start, branch.log_start)
     high = min(log.stop, branch.stop)
@@ -229,12 +229,7 @@ def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSource:
-    """A replica from which records may be read, and its segments below the end of the log.
-
-    Attributes:
-        segments: Segments in order of offsets.
-        recovery: Recovery of the same replica.
-    """
+    """A replica from which records may be read, and its segments below the end of the log."""
 
     replica: Replica
     segments: Sequence[tuple[RemoteSegment, SegmentFiles]]
@@ -265,7 +260,7 @@ class ReplicaSource:
             kind in segment.objects.indexes and segment.objects.indexes[kind].content is not None
             for segment, _ in after
         )
-        return not is_rebuilt or self.recovery.knows_open(after[0][1].base_offset)
+        return not is_rebuilt or self.recovery.records_open_at_start(after[0][1].base_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,17 +285,13 @@ class Filler:
     """Finds other replicas that have the offsets that the main replica lacks. Not thread-safe.
 
     Args:
-        store: The store with the replicas.
-        folder: Topic and topic id.
-        partition: Number of the partition.
         branch: The branch that survives.
         main: The chosen replica.
-        others: The other replicas.
         low: First offset of the log.
         stop: One past the last offset to read.
 
     Attributes:
-        notes: Reasons why replicas that have offsets of a gap were not used to fill it.
+        notes: Reasons why a replica with offsets of a gap was not used for them.
     """
 
     def __init__(
@@ -328,14 +319,14 @@ class Filler:
         self.notes: list[Orphan] = []
 
     def fill(self, start: int, stop: int) -> list[FilledSpan]:
-        """Fills a gap [start, stop) with spans of other replicas, from its end downwards. Stops
-        where no replica is proven to have the next lower offset. Returns the spans in ascending
-        order of offsets.
+        """Fills a gap [start, stop) with spans of other replicas, from its end downwards. Stops at
+        the first offset for which no replica is proven to be on the branch. Returns the spans in
+        ascending order of offsets.
         """
         spans: list[FilledSpan] = []
         end = stop
         while end > start:
-            above = spans[-1].source if spans else self._main_at(stop)
+            above = spans[-1].source if spans else self._main_source_at(stop)
             span = self._span(above, start, end)
             if span is None:
                 break
@@ -349,23 +340,23 @@ class Filler:
         text = f"offsets [{start}, {stop}) are not read: {reason}; {self._main.replica.folder} is"
         self.notes.append(Orphan((replica.folder,), f"{text} read"))
 
-    def _main_at(self, offset: int) -> ReplicaSource | None:
-        """Returns the main replica if it has the offset, else `None`."""
+    def _main_source_at(self, offset: int) -> ReplicaSource | None:
+        """Returns the main replica if it has the offset; otherwise `None`."""
         return self._main if any(low <= offset < high for low, high in self._main.runs()) else None
 
     def _span(self, above: ReplicaSource | None, start: int, end: int) -> FilledSpan | None:
         for replica in self._others:
             if replica.log_start >= end or replica.stop <= start or not replica.segments:
                 continue
-            if agreed_to(replica, self._branch) < end:
-                self.note(replica, start, end, "they are of another branch")
+            if end_of_agreement(replica, self._branch) < end:
+                self.note(replica, start, end, "they are on another branch")
                 continue
             source = self._source(replica)
             runs = source.runs()
             run = next((run for run in runs if run[0] < end <= run[1]), None)
             if run is not None:
                 low = max(run[0], start)
-                reason = self._mismatch(above, source, run, low, end)
+                reason = self._reason_not_to_fill(above, source, run, low, end)
                 if not reason:
                     return FilledSpan(source, low, end)
                 self.note(replica, start, end, reason)
@@ -375,7 +366,7 @@ class Filler:
                 self.note(replica, start, end, reason)
         return None
 
-    def _mismatch(
+    def _reason_not_to_fill(
         self,
         above: ReplicaSource | None,
         source: ReplicaSource,
@@ -383,12 +374,12 @@ class Filler:
         start: int,
         end: int,
     ) -> str:
-        """Returns why the replica `source` must not fill [start, end); an empty text if it may fill
-        this range.
+        """Returns why the replica `source` must not fill the offsets [start, end) of a gap; an
+        empty text if it may. `above` is the replica from which offset `end` is read.
         """
         if above is None or run[1] == end:
             if not self._epochs_meet(above, source.replica, end):
-                return f"no leader epoch proves that they are of the branch that is read at {end}"
+                return f"no leader epoch proves that they are on the branch of offset {end}"
         elif not _have_same_batch(source, above, end):
             return f"it has another batch at offset {end}"
         main = self._main
@@ -408,11 +399,10 @@ class Filler:
 
     def _epochs_meet(self, above: ReplicaSource | None, replica: Replica, end: int) -> bool:
         """Returns whether leader epochs prove that the batches of a replica below `end` are on the
-        branch. They prove it if the branch has an epoch for these offsets, or if the same epoch
-        continues above `end`.
+        branch: the branch has an epoch for these offsets, or their epoch continues above `end`.
         """
         if self._branch.log_start < end:
-            return True  # `agreed_to` has compared them
+            return True  # `end_of_agreement` has compared them
         epoch = epoch_at(replica.lineage, end - 1)
         return above is not None and epoch >= 0 and epoch == epoch_at(above.replica.lineage, end)
 
@@ -421,7 +411,8 @@ class Filler:
             topic_partition = self._folder.topic, self._partition
             recovery = Recovery(self._store, replica.log_dir, topic_partition, replica.files)
             stop = max(
-                min(replica.stop, self._stop, agreed_to(replica, self._branch)), replica.log_start
+                min(replica.stop, self._stop, end_of_agreement(replica, self._branch)),
+                replica.log_start,
             )
             log = SurvivingLog(replica, stop, stop, None, ())
             segments, _ = described(self._store, self._folder, self._partition, log, recovery)
@@ -440,7 +431,8 @@ def recorded_start(
     """Returns the first offset of a log, which may be below the first offset of the main replica.
 
     Brokers record the log start of a tiered topic if it is below the first segment on their disk.
-    For other topics, brokers record it only if it is above the first segment.
+    They record the log start of other topics only if it is above the base offset of the first
+    segment.
     """
     own = main.log_dir.log_starts.get(topic_partition)
     if own is None or own >= main.log_start:
@@ -448,7 +440,7 @@ def recorded_start(
     recorded = [own]
     for replica in replicas:
         start = replica.log_dir.log_starts.get(topic_partition)
-        if start is not None and start <= agreed_to(replica, branch):
+        if start is not None and start <= end_of_agreement(replica, branch):
             recorded.append(start)
     return min(max(recorded), main.log_start)
 
@@ -489,22 +481,21 @@ def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: 
     """Returns a note that no disk has the offsets [low, first) at the start of a log."""
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
-        f"it says that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset {low},"
-        f" and what is read begins at {first}: older records were tiered, or are lost; read the"
-        " tier, with the disks as option 'tailPath'",
+        f"it records that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset"
+        f" {low}, but no disk has offsets below {first}: older records were tiered, or are lost."
+        " To read tiered records, set option 'path' to the tier and 'tailPath' to the disks",
     )
 
 
-def with_missing_ends(
+def with_lost_logs_in_gaps(
     store: ObjectStore, topic_partition: TopicPartition, replicas: Sequence[Replica]
 ) -> list[Replica]:
     """Returns the replicas. If a replica lacks records between two of its `.log` files, adds them
-    to `files.lost_logs` of the replica.
+    to its attribute `files.lost_logs`.
 
-    The disk of a replica does not show whether a `.log` file was truncated or all files of a
-    segment are missing, because compaction leaves such gaps, too. If another replica of the same
-    branch has records in a gap, and no log cleaner has compacted these offsets, the records are
-    lost.
+    A gap between two files is no proof of loss: the first file may be truncated, a segment may be
+    missing, or compaction may have removed the records. The records are lost if another replica of
+    the same branch has records in the gap, and no log cleaner has compacted these offsets.
     """
     cleaned = max(
         (replica.log_dir.cleaned.get(topic_partition, 0) for replica in replicas), default=0
@@ -512,7 +503,11 @@ def with_missing_ends(
     completed = []
     for replica in replicas:
         others = [other for other in replicas if other is not replica]
-        lost = [*_missing_ends(store, topic_partition, replica, others, cleaned)] if others else []
+        lost = (
+            [*_lost_logs_in_gaps(store, topic_partition, replica, others, cleaned)]
+            if others
+            else []
+        )
         if lost:
             logs = sorted((*replica.files.lost_logs, *lost), key=lambda log: log.base_offset)
             files = replace(replica.files, lost_logs=tuple(logs))
@@ -525,7 +520,7 @@ def with_missing_ends(
     return completed
 
 
-def _missing_ends(
+def _lost_logs_in_gaps(
     store: ObjectStore,
     topic_partition: TopicPartition,
     replica: Replica,
@@ -533,10 +528,10 @@ def _missing_ends(
     cleaned: int,
 ) -> Iterator[LostLog]:
     """Yields a `LostLog` for each gap between two `.log` files of `replica` in which another
-    replica has records.
+    replica has records. The gap begins after the last record of the first file.
 
-    The gap begins where the records of the first file end. The end of a file is read only if
-    another replica has a larger file with the same base offset, or other base offsets after it.
+    To save time, the end of a file is read only if another replica has a larger file with this base
+    offset, or files with other base offsets.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]
@@ -557,11 +552,12 @@ def _missing_ends(
             and other.stop > low
             and (
                 bisect_left(bases, high) - bisect_right(bases, low) > 0
+                or low not in by_base
                 or high not in by_base
                 or by_base.get(low, 0) > segment.log.size
             )
         ]
-        end = _end_of(store, segment) if unlike else None
+        end = _last_file_stop(store, segment) if unlike else None
         if end is None or not cleaned <= end < high:
             continue
         for other in unlike:
@@ -569,7 +565,7 @@ def _missing_ends(
             if (
                 batch is None
                 or batch.base_offset >= high
-                or batch.next_offset > min(other.stop, agreed_to(other, branch))
+                or batch.next_offset > min(other.stop, end_of_agreement(other, branch))
             ):
                 continue
             reason = (
@@ -580,7 +576,7 @@ def _missing_ends(
             break
 
 
-def _end_of(store: ObjectStore, segment: SegmentFiles) -> int | None:
+def _last_file_stop(store: ObjectStore, segment: SegmentFiles) -> int | None:
     """Returns one past the last offset in the `.log` file of a segment; `None` if the end of the
     file cannot be read.
     """

@@ -15,10 +15,9 @@
 | union of int and long, of float and double | int64, float64 |
 | other unions | struct of member0, member1, … without the type null; all but one are null |
 
-Programs write to the buffers of the columns. A table contains the addresses of these buffers. The
-table entry of a column is called *slot*. Columns that always have the same number of rows have the
-same level. Level 0 has one row per decoded value. Each array or map has a level with one row per
-item.
+Programs write to the buffers of the columns. A table contains the addresses of these buffers; the
+table entry of a column is called *slot*. A *level* is a group of columns with equal numbers of
+rows. Level 0 has one row per decoded value. Each array or map has a level with one row per item.
 """
 
 from __future__ import annotations
@@ -62,11 +61,10 @@ class Column:
     """A column and its children.
 
     Attributes:
-        type: Arrow type.
         kind: Form of the buffers: one of the constants `NOTHING` to `STRUCT`.
         width: Bytes of a value if the kind is `FIXED`. A bool takes one byte until it is packed.
-        slot: Number of its slot. The slots of the children have the next numbers.
-        level: Number of its level; 0 if it has one row per decoded value.
+        slot: Number of the column's slot. The slots of the children have the next numbers.
+        level: Number of the column's level; 0 if it has one row per decoded value.
         nullable: True if it has a validity buffer.
         children: Columns of a record's fields, a union's members, an array's items, or a map's keys
             and values.
@@ -96,9 +94,8 @@ def columns_of(schema: Schema) -> Column:
 
 
 def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
-    """Returns two values: whether the union has the type null, and its other types. If these types
-    are int and long, they are merged to long. If they are float and double, they are merged to
-    double.
+    """Returns whether the union has the type null, and its other types. The types int and long
+    together become long; float and double together become double.
     """
     others = tuple(branch for branch in union.branches if branch != s.Primitive(s.NULL))
     nullable = len(others) < len(union.branches)
@@ -199,7 +196,7 @@ def projected(schema: Schema, paths: Sequence[str]) -> Schema:
         paths: Paths of fields: names joined by dots. The path of a record selects all its fields.
 
     Raises:
-        AvroSchemaError: A path does not name a field. Or it selects a field inside a type that is
+        AvroSchemaError: A path does not name a field, or selects a field inside a type that is
             neither a record nor a union of null and a record.
     """
     return _projected(schema, [tuple(path.split(".")) for path in paths], ())

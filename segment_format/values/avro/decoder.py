@@ -47,9 +47,9 @@ _BYTES_PER_ROW: Final = 16
 class AvroDecoder:
     """Decodes values that all have the same writer's schema.
 
-    Fields that are in the writer's schema, but not in the result, are skipped. In skipped fields,
-    lengths, counts and union branches are checked. Other content is not checked, such as UTF-8, the
-    range of an int, or the symbol of an enum.
+    Fields of the writer's schema that are not in the result are skipped. In skipped fields,
+    lengths, counts and union branches are checked, but not UTF-8, the range of an int, or the
+    symbol of an enum.
 
     Args:
         reader: Schema of the result.
@@ -103,15 +103,15 @@ class _Writer(NamedTuple):
 class FramedAvroDecoder:
     """Decodes values with headers. The header of a value names its writer's schema.
 
-    Each value is decoded by the program of its writer's schema. The values of several writers may
-    be mixed. The result has the same order as the values.
+    Each value is decoded by the program of its writer's schema. Values of several writers may be
+    mixed.
 
     Args:
         reader: Schema of the result.
         writer_schema: Function that returns the schema for an id, GUID or UUID. If it raises
             LookupError or AvroSchemaError, all values with this id in the batch are bad, and the
-            text of the error is their reason. The next batch calls the function again. If the
-            function raises any other error, `decode` raises it, too.
+            text of the error is their reason. The next batch calls the function again. `decode`
+            raises any other error of the function.
         framing: Format of the header.
         columns: Paths of the fields to decode: names joined by dots. By default all fields.
 
@@ -220,10 +220,9 @@ def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
     member. The indices are in ascending order.
 
     Some serializers, such as Apicurio's, can write Avro's JSON encoding instead of the binary
-    encoding. No header states which encoding a value has. If such a text is decoded as binary, the
-    result may be a valid but wrong record: `{"n":1,"s":"hello"}` would be a long of -62 and a
-    string of 17 bytes. Therefore a value counts as JSON if it is a valid JSON object with at least
-    one member.
+    encoding. No header states the encoding of a value. JSON that is decoded as binary may become a
+    valid but wrong record: `{"n":1,"s":"hello"}` would be a long of -62 and a string of 17 bytes.
+    Therefore a value counts as JSON if it is a valid JSON object with at least one member.
 
     Args:
         values: Values, which may be a slice and have nulls. For types other than `pa.binary()`, the
@@ -252,7 +251,7 @@ def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
 def is_json_object(value: bytes) -> bool:
     """Returns whether a value is the JSON text of an object with at least one member.
 
-    This function defines the result that the faster `json_objects` must have for each value.
+    The faster `json_objects` must return the indices of exactly these values.
     """
     if value[:1] != b"{" or value[-1:] != b"}":
         return False
@@ -263,11 +262,8 @@ def is_json_object(value: bytes) -> bool:
 
 
 class _Runner:
-    """Runs the programs of several writers' schemas. All of them write to the columns of one
-    reader's schema.
-
-    Args:
-        reader: The reader's schema.
+    """Runs the programs of several writers' schemas, which write to the columns of the reader's
+    schema `reader`.
     """
 
     def __init__(self, reader: Schema) -> None:
@@ -283,10 +279,8 @@ class _Runner:
         return self._root.type
 
     def compiled(self, writer: Schema) -> Program:
-        """Compiles the program that decodes values of a writer's schema, and returns it.
-
-        Raises:
-            AvroSchemaError: The reader's schema cannot read any of the writer's values.
+        """Returns the program that decodes values of a writer's schema. Raises `AvroSchemaError` if
+        the reader's schema cannot read any of these values.
         """
         return compiled(writer, self._reader, self._root)
 
@@ -299,18 +293,12 @@ class _Runner:
         prefix: int = 0,
         bad: Sequence[BadValue] = (),
     ) -> DecodedValues:
-        """Decodes a batch of values.
+        """Decodes a batch of values with `programs`. The result includes `bad`, values that are
+        already known to be bad.
 
-        Args:
-            values: A `pa.binary()` array.
-            programs: Programs to decode the values; empty if all values are bad or null.
-            program_of: For each value, the index of its program in `programs`; -1 for bad values.
-                Undefined for nulls. By default the first program decodes all values.
-            prefix: Number of bytes to skip at the start of each value.
-            bad: Values that are already known to be bad, in the order of their rows.
-
-        Raises:
-            TypeError: `values` is not a `pa.binary()` array.
+        `program_of` contains the index of each value's program; -1 for bad values. It is undefined
+        for nulls. By default, the first program decodes all values. `prefix` is the number of bytes
+        to skip at the start of each value.
         """
         if values.type != pa.binary():
             raise TypeError(f"values are {values.type}, not binary")
@@ -383,7 +371,6 @@ class _FilledColumns:
 
     Args:
         root: Column of the decoded values. Its children are the other columns.
-        rows: Number of values.
         ratios: Result of `ratios` for an earlier batch; `None` if this is the first batch.
         input_size: Total size of the values in bytes.
     """
@@ -451,8 +438,8 @@ class _FilledColumns:
         self._write_capacities()
 
     def ratios(self) -> list[float]:
-        """Returns sizes divided by the number of input bytes. The next batch computes its initial
-        buffer sizes from them.
+        """Returns sizes divided by the number of input bytes, from which the next batch computes
+        its initial buffer sizes.
 
         The sizes are the number of entries of each level, and then the number of bytes of each text
         column.
@@ -476,11 +463,9 @@ class _FilledColumns:
     def _array(self, column: Column, above: NDArray[np.uint8] | None = None) -> pa.Array:
         """Returns the Arrow array of a column and its children.
 
-        Args:
-            column: The column.
-            above: A byte for each row, which is 0 if the surrounding struct is null in this row.
-                `None` if that struct has no nulls. Fields of null structs become null, too, because
-                some engines read a field without checking whether its struct is null.
+        `above` has a byte for each row, which is 0 if the surrounding struct is null in this row;
+        `None` if that struct has no nulls. Fields of null structs become null, too, because some
+        engines read a field without checking whether the struct is null.
         """
         rows, first = self._count(column.level), column.slot * o.SLOT_WIDTH
         if column.kind == k.NOTHING:

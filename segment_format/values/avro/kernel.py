@@ -1,9 +1,9 @@
 """Contains the kernel that runs programs over the bytes of many values. It writes the decoded
 values to column buffers.
 
-If a row is bad, it becomes null. Then all counts are reset to their values before the row, so the
-next row overwrites what was written for the bad row. If a buffer is too small, the counts are reset
-in the same way, and the row is decoded again after the buffer has grown.
+A bad row becomes null, and all counts are reset to their values before the row, so the next row
+overwrites the data of the bad row. If a buffer is too small, the counts are also reset, and the row
+is decoded again after the buffer has grown.
 
 Avro's numbers are zig-zag varints of at most 10 bytes and 64 bits.
 """
@@ -90,17 +90,9 @@ def read_long(address: Address, stop: Address) -> Value:
 
 @helper
 def copy_decimal(target: Address, address: Address, size: Value, high: Value, low: Value) -> Value:
-    """Converts a big-endian two's complement number of any size to 16 bytes, little-endian.
-
-    Args:
-        target: Address of the result.
-        address: Address of the number.
-        size: Number of bytes, int64. A number of 0 bytes is 0.
-        high: Upper 64 bits of the exclusive limit for the absolute value; uint64.
-        low: Lower 64 bits of this limit; uint64.
-
-    Returns:
-        True if the absolute value is below the limit.
+    """Converts a big-endian two's complement number of `size` bytes (int64; 0 bytes are 0) to 16
+    bytes, little-endian. Returns True if the absolute value is below the limit, whose upper and
+    lower 64 bits (uint64) are `high` and `low`.
     """
     negative = size > 0 and load_u8(address) >= _MORE
     fill = _FF if negative else _ZERO
@@ -159,8 +151,8 @@ def _entry(slot: Address, index: Value) -> Value:
 
 @helper
 def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
-    """Writes null to row `index` of those slots from `first` to `stop` (exclusive) that have level
-    `level`. The values become zero or empty.
+    """Writes null to row `index` of the slots from `first` to `stop` (exclusive) that have level
+    `level`. Their values become zero or empty.
     """
     for number in range(first, stop):
         slot = _slot(slots, number)

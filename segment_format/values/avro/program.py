@@ -4,7 +4,7 @@ Schema resolution follows the Avro specification. Records, enums and fixed types
 unqualified names are equal, or if the reader's type has the writer's name as an alias. Different
 logical types (milliseconds and microseconds, decimals of another scale) do not match, because
 values would change their meaning. If the reader has a union, the branch with exactly the writer's
-type is used. If there is no such branch, the first branch that matches is used.
+type is used. Otherwise the first branch that matches is used.
 
 If the reader's type cannot represent one branch of a writer's union, only values of that branch are
 bad. If it cannot represent any branch, compilation fails.
@@ -52,12 +52,7 @@ _PROMOTIONS: Final = {
 
 def mismatch(writer: Schema, reader: Schema) -> str | None:
     """Returns the reason why a reader's type does not match a writer's type; `None` if they match.
-
-    Does not compare types that are nested in the two types.
-
-    Args:
-        writer: A type that is not a union.
-        reader: A type that is not a union.
+    Neither type may be a union. Does not compare nested types.
     """
     if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
         same = writer.kind == reader.kind
@@ -86,13 +81,8 @@ def _logical_mismatch(writer: s.Primitive | s.Fixed, reader: s.Primitive | s.Fix
 
 
 def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
-    """Returns whether a writer's name equals the reader's name or one of the reader's aliases.
-    Namespaces are ignored.
-
-    Args:
-        writer: Name of the writer's type.
-        reader: Name of the reader's type.
-        aliases: Aliases of the reader's type.
+    """Returns whether a writer's name equals the reader's name or one of the reader's aliases,
+    ignoring namespaces.
     """
     return simple_name(writer) in map(simple_name, (reader, *aliases))
 
@@ -109,8 +99,8 @@ def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
 
 
 def _is_own(writer: Schema, reader: Schema) -> bool:
-    """Returns whether two types are the same type: they have the same kind, and the same name if
-    they have names. The types must match, see `mismatch`.
+    """Returns whether two matching types (see `mismatch`) are of one kind and, if they have names,
+    of one name.
     """
     if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
         return writer.kind == reader.kind
@@ -160,25 +150,19 @@ _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def default_bytes(schema: Schema, value: object) -> bytes:
-    """Returns the default of a field in Avro's binary encoding.
-
-    Args:
-        schema: Type of the field.
-        value: The default as parsed JSON.
+    """Returns the default of a field, given as parsed JSON, in Avro's binary encoding.
 
     Raises:
-        AvroSchemaError: The default does not have the type, or takes more than 64 KiB. The size is
-            limited because every row may have the default, and the size of nested lists of defaults
-            can grow exponentially with their depth.
+        AvroSchemaError: The default does not have the type of the field, or takes more than 64 KiB.
+            The size is limited because every row may have the default, and the size of nested lists
+            of defaults can grow exponentially with their depth.
     """
     return _Encoder().encoded(schema, value)
 
 
 def check_defaults(schema: Schema) -> None:
-    """Checks the defaults of all fields of a reader's schema.
-
-    Raises:
-        AvroSchemaError: A default does not have the field's type or is too large.
+    """Raises `AvroSchemaError` if a field of a reader's schema has a default of a wrong type, or a
+    default that is too large.
     """
     _check(schema, "", set())
 
@@ -231,7 +215,7 @@ class _Encoder:
             return (write_varlong(len(value)) + items if value else b"") + b"\0"
         elif isinstance(schema, s.Map) and isinstance(value, dict):
             entries = b"".join(
-                self._spent(_sized(key.encode())) + self.encoded(schema.values, item)
+                self._count_bytes(_with_length(key.encode())) + self.encoded(schema.values, item)
                 for key, item in value.items()
             )
             return (write_varlong(len(value)) + entries if value else b"") + b"\0"
@@ -242,12 +226,12 @@ class _Encoder:
         elif isinstance(schema, s.Fixed) and isinstance(value, str):
             data = _code_points(value)
             if len(data) == schema.size:
-                return self._spent(data)
+                return self._count_bytes(data)
         elif isinstance(schema, s.Primitive):
-            return self._spent(_primitive(schema.kind, value))
+            return self._count_bytes(_primitive(schema.kind, value))
         raise _wrong(str(schema), value)
 
-    def _spent(self, data: bytes) -> bytes:
+    def _count_bytes(self, data: bytes) -> bytes:
         self._left -= len(data)
         return data
 
@@ -270,11 +254,11 @@ def _primitive(kind: str, value: object) -> bytes:
         return b"\1" if value else b"\0"
     if kind == s.STRING and isinstance(value, str):
         try:
-            return _sized(value.encode())
+            return _with_length(value.encode())
         except UnicodeEncodeError:
             pass
     if kind == s.BYTES and isinstance(value, str):
-        return _sized(_code_points(value))
+        return _with_length(_code_points(value))
     if kind in _BITS and isinstance(value, int) and not isinstance(value, bool):
         limit = 1 << _BITS[kind]
         if -limit <= value < limit:
@@ -296,7 +280,7 @@ def _code_points(text: str) -> bytes:
         raise AvroSchemaError("the default of bytes has a code point above 255") from None
 
 
-def _sized(data: bytes) -> bytes:
+def _with_length(data: bytes) -> bytes:
     return write_varlong(len(data)) + data
 
 
@@ -345,11 +329,8 @@ class Program:
 
     def path(self, instruction: int, argument: int) -> str:
         """Returns the path of the field that an instruction could not decode: names joined by dots.
-
-        Args:
-            instruction: Number of the instruction.
-            argument: Only used for instructions in `steps`: the number of steps or bytes that were
-                skipped before the failure.
+        For instructions in `steps`, `argument` is the number of steps or bytes that were skipped
+        before the failure.
         """
         names = self.paths[instruction]
         for end, path in self.steps.get(instruction, ()):
@@ -406,8 +387,8 @@ class _Compiler:
         return len(self.code) - 1
 
     def _mark_jump_target(self) -> int:
-        """Returns the number of the next instruction. Marks this instruction as the target of a
-        jump: `_step` must not merge it with the previous instruction.
+        """Returns the number of the next instruction, and marks it as the target of a jump, so that
+        `_step` does not merge it with the previous instruction.
         """
         self._target = len(self.code)
         return self._target
@@ -455,9 +436,9 @@ class _Compiler:
             raise self._refuse(f"{writer} cannot be read as {reader}")
 
     def _branches(self, writer: s.Union, compile_branch: Callable[[Schema], T]) -> list[T]:
-        """Adds the instructions that decode a union: they read the number of the branch and jump to
-        its instructions. Calls `compile_branch` for each branch. It must add the instructions of
-        the branch. Returns the results of these calls.
+        """Adds the instructions that read the number of a union's branch and jump to the
+        instructions of the branch. `compile_branch` is called for each branch, and must add the
+        branch's instructions. Returns the results of these calls.
         """
         first = self.emit(o.UNION, a=len(writer.branches)) + 1
         for _ in writer.branches:
@@ -473,9 +454,9 @@ class _Compiler:
         return results
 
     def _branch(self, writer: Schema, reader: Schema, column: Column) -> bool:
-        """Adds the instructions for one branch of the writer's union. Returns False if the reader's
-        type cannot represent values of this branch. Then the added instruction reports such a value
-        as bad.
+        """Adds the instructions for one branch of the writer's union. If the reader's type cannot
+        represent values of this branch, adds an instruction that reports such values as bad, and
+        returns False.
         """
         before = len(self.code), len(self.messages), len(self.constants), self.loops, self._path
         try:
@@ -509,9 +490,7 @@ class _Compiler:
         self.value(writer, branch, column.children[chosen])
 
     def _plain(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Adds the instructions for a value if neither the writer's nor the reader's type is a
-        union. The two types must match.
-        """
+        """Adds the instructions for a value whose types are not unions and match."""
         if isinstance(writer, s.Record):
             assert isinstance(reader, s.Record)
             self._record(writer, reader, column)
@@ -570,7 +549,7 @@ class _Compiler:
 
     def _constant(self, data: bytes) -> int:
         """Copies bytes to memory that lives as long as the program, and returns the address of the
-        copy. Adds bytes at its end, because the kernel may read after the constant.
+        copy. The copy is padded, because the kernel may read after the constant.
         """
         array = np.frombuffer(data + bytes(2 * o.SLACK), np.uint8)
         self.constants.append(array)
@@ -648,12 +627,8 @@ class _Compiler:
             self._step(o.SKIP_FIXED, _SIZES[writer.kind])
 
     def _step(self, op: int, argument: int) -> None:
-        """Adds an instruction that skips bytes or values. If the previous instruction has the same
-        operation, extends that instruction instead.
-
-        Args:
-            op: Operation: `SKIP_VARINT`, `SKIP_BYTES` or `SKIP_FIXED`.
-            argument: Number of values, or of bytes for `SKIP_FIXED`.
+        """Adds an instruction that skips values, or bytes if `op` is `SKIP_FIXED`. If the previous
+        instruction has the same operation, extends that instruction instead.
         """
         if len(self.code) > self._target and self.code[-1][o.OP] == op:
             self.code[-1][o.A] += argument

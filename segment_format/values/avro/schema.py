@@ -48,8 +48,7 @@ class Logical:
     """A logical type.
 
     Attributes:
-        name: Name of the logical type, one of the constants of this module.
-        precision: Number of digits of a decimal; 0 for other types.
+        precision: Maximum number of digits of a decimal; 0 for other types.
         scale: Scale of a decimal; 0 for other types.
     """
 
@@ -85,7 +84,6 @@ class Fixed:
         name: Full name.
         aliases: Other full names that a writer may use.
         size: Size in bytes.
-        logical: Logical type.
     """
 
     name: str
@@ -165,9 +163,7 @@ class Field:
     """A field of a record.
 
     Attributes:
-        name: Name of the field.
         aliases: Other names that a writer may use.
-        type: Type of the field.
         default: Default of the field; `None` if it has none.
     """
 
@@ -265,12 +261,9 @@ class _Parser:
         return self._schema(document, "")
 
     def _count(self, count: int, levels: int) -> None:
-        """Adds `count` to the number of types in the schema. Raises `AvroSchemaError` if the schema
-        has too many types or too many levels. Called before memory is allocated for the types.
-
-        Args:
-            count: Number of types to add.
-            levels: Number of levels below the current one that these types have.
+        """Adds `count` types, which have `levels` nested levels, to the number of types in the
+        schema. Raises `AvroSchemaError` if the schema has too many types or levels. Called before
+        memory is allocated for the types.
         """
         self._parts += count
         self._deepest = max(self._deepest, self._depth + levels)
@@ -282,13 +275,13 @@ class _Parser:
     def _schema(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401  # any JSON
         self._depth += 1
         try:
-            return self._made(document, namespace)
+            return self._parse_document(document, namespace)
         finally:
             self._depth -= 1
 
-    def _made(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401
+    def _parse_document(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401
         if isinstance(document, str):
-            return self._by_name(document, namespace)
+            return self._type_by_name(document, namespace)
         self._count(1, 0)
         if isinstance(document, list):
             return self._union(document, namespace)
@@ -300,16 +293,16 @@ class _Parser:
         if not isinstance(kind, str):
             raise AvroSchemaError(f"the schema has no type: {_shown(document)}")
         if kind == "array":
-            return Array(self._schema(_need(document, "items"), namespace))
+            return Array(self._schema(_required_member(document, "items"), namespace))
         if kind == "map":
-            return Map(self._schema(_need(document, "values"), namespace))
+            return Map(self._schema(_required_member(document, "values"), namespace))
         if kind in _NAMED:
             return self._named(kind, document, namespace)
         if kind in _PRIMITIVES:
             return Primitive(kind, _logical(document, kind, None))
-        return self._by_name(kind, namespace)
+        return self._type_by_name(kind, namespace)
 
-    def _by_name(self, name: str, namespace: str) -> Schema:
+    def _type_by_name(self, name: str, namespace: str) -> Schema:
         if name in _PRIMITIVES:
             self._count(1, 0)
             return Primitive(name)
@@ -364,7 +357,7 @@ class _Parser:
         self, name: str, aliases: tuple[str, ...], document: dict[str, Any], namespace: str
     ) -> Record:
         fields: list[Field] = []
-        entries = _need(document, "fields")
+        entries = _required_member(document, "fields")
         if not isinstance(entries, list):
             raise AvroSchemaError(f"the fields of {name} are not a list")
         for entry in entries:
@@ -375,7 +368,7 @@ class _Parser:
                 Field(
                     entry["name"],
                     _texts(entry, "aliases"),
-                    self._schema(_need(entry, "type"), namespace),
+                    self._schema(_required_member(entry, "type"), namespace),
                     default,
                 )
             )
@@ -438,9 +431,7 @@ def _is_int(value: Any) -> TypeGuard[int]:  # noqa: ANN401
 
 
 def _name_of(document: dict[str, Any], namespace: str) -> tuple[str, str]:
-    """Returns two values: the full name of a type, and the namespace of types that are nested in
-    it.
-    """
+    """Returns the full name of a type, and the namespace of types that are nested in it."""
     name = document.get("name")
     if not isinstance(name, str) or not name or name in _PRIMITIVES:
         raise AvroSchemaError(f"a {document['type']} has no valid name: {_shown(name)}")
@@ -453,7 +444,7 @@ def _full_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-def _need(document: dict[str, Any], member: str) -> Any:  # noqa: ANN401
+def _required_member(document: dict[str, Any], member: str) -> Any:  # noqa: ANN401
     if member not in document:
         raise AvroSchemaError(f"the schema has no member {member!r}: {_shown(document)}")
     return document[member]

@@ -1,13 +1,13 @@
 """Defines the memory layout that Python and the JSON kernels share.
 
-The type of the result is compiled to a program. The program has a node for the type itself and for
-each type nested in it, in preorder. A node consists of `NODE_SIZE` int64 numbers. The children of a
-node follow it: a struct's fields, a list's item, or a map's key and value. The node's slot `STOP`
-is the number of the first node after its children.
+The type of the result is compiled to a program. The program has a node for the type and for each
+type nested in it, in preorder. A node consists of `NODE_SIZE` int64 numbers. The children of a node
+follow it: a struct's fields, a list's item, or a map's key and value. The slot `STOP` of a node is
+the number of the first node after its children.
 
-Nodes that always have the same number of values share a level. Level 0 has one entry per row. Each
-list or map has its own level, with one entry per item in any row. An entry is added when an item is
-read. Each node has a presence byte and a value for each entry of its level:
+A level is a group of nodes with equal numbers of values. Level 0 has one entry per row. The items
+of each list or map have a separate level, with one entry per item in any row. An entry is added
+when an item is read. Each node has a presence byte and a value for each entry of its level:
 
     bool                1 byte
     int32, date, float  4 bytes
@@ -24,8 +24,8 @@ field overwrites its earlier value. When the Arrow column is built, two kinds of
 the items of overwritten lists and maps, and map entries whose key is repeated later in the same
 map. The arena is a buffer for strings that had to be unescaped.
 
-The module also contains the hash function for field names, so that types can be checked without
-importing numba. It also contains a table of powers of ten:
+The hash function for field names is in this module, so that types can be checked without importing
+numba. The module also contains a table of powers of ten:
 
     20 x uint64          10^0 … 10^19
     23 x double          10^0 … 10^22, all exact
@@ -156,8 +156,8 @@ NULL: Final = 28
 TOO_MANY_ITEMS: Final = 29
 BAD_ZONE: Final = 30
 LAST_CODE: Final = 63
-"""Largest error code. Functions that return an address return a code if they fail. No address is so
-small.
+"""Largest error code. Functions that return an address return a code if they fail. Every address is
+larger.
 """
 
 MAX_DEPTH: Final = 512

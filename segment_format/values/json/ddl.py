@@ -67,7 +67,7 @@ def parse_ddl(text: str) -> pa.DataType:
 
     Raises:
         ValueError: The DDL is malformed or has an unsupported type. The message contains the
-            position of the error.
+            position.
     """
     reader = _Reader(text)
     if reader.at_type():
@@ -248,9 +248,8 @@ def _tokens(text: str) -> list[_Token]:
 def print_ddl(kind: pa.DataType) -> str:
     """Returns the DDL of a type. The DDL of a struct consists of its columns.
 
-    For types to which JSON can be decoded, `parse_ddl` converts the DDL back to the type. It does
-    not restore the names and nullability of the items of lists and maps, because DDL cannot express
-    them.
+    For types to which JSON can be decoded, `parse_ddl` converts the DDL back to the type, except
+    for the names and nullability of the items of lists and maps, which DDL cannot express.
 
     Raises:
         ValueError: The type, or a type nested in it, cannot be expressed in DDL.
@@ -326,14 +325,14 @@ class _SampleValues:
 def infer(samples: Iterable[bytes | None]) -> pa.DataType:
     """Infers the common type of JSON values.
 
-    Integers become int64. If the same path also has numbers that are not integers, or integers that
-    do not fit int64, the type is double. Objects become a struct with the fields of all objects, in
-    the order in which they first appear. Arrays become a list. Its item type is the common type of
-    the items of all arrays. All fields and items are nullable.
+    Integers become int64. If a path also has other numbers, or integers that do not fit int64, the
+    type is double. Objects become a struct with the fields of all objects, in the order in which
+    they first appear. Arrays become a list, whose item type is the common type of the items of all
+    arrays. All fields and items are nullable.
 
-    Other conflicts, such as a number and a string at the same path, raise an error that contains
-    the path. (Spark's inference would silently use a string.) Fields that are null, an empty array
-    or an empty object in all samples are omitted.
+    All other conflicts, such as a number and a string at one path, raise an error that contains the
+    path. (Spark's inference would use a string without an error.) Fields that are null, an empty
+    array or an empty object in all samples are omitted.
 
     Args:
         samples: All values to consider. Nulls and values that are not valid JSON are ignored.

@@ -76,13 +76,9 @@ _WANTED: Final = {
 
 
 def reason(code: int, node: Node, byte: bytes, position: int) -> str:
-    """Returns the reason why a JSON text is bad. The reason does not quote the text.
-
-    Args:
-        code: Error code of the kernel.
-        node: Node whose value was expected at the position.
-        byte: The byte at the position; empty at the end of the text.
-        position: Position of the error in the text, in bytes from 0.
+    """Returns the reason why a JSON text is bad, without quoting the text. `node` is the node whose
+    value was expected at `position`, in bytes from 0; `byte` is the byte at the position, empty at
+    the end of the text.
     """
     if code == c.WRONG_TYPE:
         first = byte.decode("latin-1")
@@ -107,12 +103,11 @@ _FIRST_ITEMS: Final = 4096
 
 
 class Batch:
-    """Buffers for the values of a batch of rows. The kernels fill them. Each node of the program
-    has its own buffers.
+    """Buffers that the kernels fill with the values of a batch of rows. Each node of the program
+    has separate buffers.
 
     Args:
         program: Compiled type of the result.
-        rows: Number of rows.
     """
 
     def __init__(self, program: Program, rows: int) -> None:
@@ -163,21 +158,21 @@ class Batch:
 
     @property
     def bad(self) -> list[list[int]]:
-        """The bad rows found so far. The four numbers of a bad row are its row number, the error
-        code, the number of the node, and the position of the error in the text.
+        """The bad rows found so far, as four numbers: the row, the error code, the number of the
+        node, and the position of the error in the text.
         """
         bad: list[list[int]] = self._bad[: self.frame[c.BAD_COUNT]].tolist()
         return bad
 
     def add_bad(self, row: int, code: int, node: int) -> None:
-        """Adds a row to `bad`, with the start of its text as the position of the error."""
+        """Adds a row to `bad`, with position 0 of the text."""
         count = self.frame[c.BAD_COUNT]
         self._bad[count] = row, code, node, 0
         self.frame[c.BAD_COUNT] = count + 1
 
     def grow(self, status: int) -> bool:
         """Allocates the memory that the kernel requested with `status`. Returns False, without
-        allocating it, if the memory would exceed the limit.
+        allocating, if the memory would exceed the limit.
         """
         wanted = int(self.frame[c.WANTED])
         if status == c.GROW_LEVEL:
@@ -218,9 +213,8 @@ class Batch:
 
     @property
     def undecided_numbers(self) -> list[list[int]]:
-        """The numbers that the kernel could not round. The five numbers that describe such a number
-        are the number of its node, its entry, its position in the input, its size in bytes, and its
-        row.
+        """The numbers that the kernel could not round, each as five numbers: its node, its entry,
+        its position in the input, its size in bytes, and its row.
         """
         numbers: list[list[int]] = self._open[: self.frame[c.OPEN_COUNT]].tolist()
         return numbers
@@ -265,9 +259,7 @@ class Columns:
     """Builds Arrow arrays from the buffers of a batch.
 
     Args:
-        batch: The decoded batch.
-        source: Buffer with the JSON texts. The locations of strings in the batch are positions in
-            it.
+        source: Buffer with the JSON texts, in which strings are located by position.
     """
 
     def __init__(self, batch: Batch, source: pa.Buffer | None) -> None:
@@ -355,19 +347,19 @@ class JsonDecoder:
       case-sensitive.
     * Arrays to list; objects to map with string keys.
 
-    If a key is repeated, its last value counts, also in maps. A wrong type, a number out of range,
-    NaN, comments, a byte order mark, half a surrogate pair, malformed UTF-8, an empty text, bytes
-    after the value, and more than 512 nested objects and arrays make the row bad. A bad row is
-    null, and is listed in `DecodedValues.bad`. The text `null` is null and not bad.
+    If a key is repeated, its last value counts, also in maps. A row is bad if it has a wrong type,
+    a number out of range, NaN, comments, a byte order mark, half a surrogate pair, malformed UTF-8,
+    no text, bytes after the value, or more than 512 nested objects and arrays. A bad row is null,
+    and is listed in `DecodedValues.bad`. The text `null` is null and not bad.
 
-    The memory is proportional to the size of the texts, multiplied by the decoded size of a list's
-    item. The items of all lists and maps in one call may take at most 1 GiB. A row that would
-    exceed this limit is bad.
+    The memory is proportional to the size of the texts times the decoded size of a list's item. The
+    items of all lists and maps in one call may take at most 1 GiB. A row that would exceed this
+    limit is bad.
 
     Args:
-        type: Type of the column.
-        columns: Paths of the fields to decode: names joined by dots. The result has the fields in
-            the order of the type. The types of other fields are not checked. By default all fields.
+        columns: Paths of the fields to decode: names joined by dots; by default all fields. The
+            result has the fields in the order of the type. The types of all other fields are not
+            checked.
 
     Raises:
         ValueError: JSON cannot be decoded to the type, or the type does not have one of the

@@ -81,11 +81,7 @@ def json_schema_type(text: str) -> pa.DataType:
 
 
 class _Reader:
-    """Converts the schemas of one document.
-
-    Args:
-        document: The whole document. References (`$ref`) are looked up in it.
-    """
+    """Converts the schemas of one document, in which references (`$ref`) are looked up."""
 
     def __init__(self, document: Any) -> None:  # noqa: ANN401  # any JSON
         self._document = document
@@ -120,7 +116,7 @@ class _Reader:
             if len(shapes) > 1:
                 self._refuse(f"{' and '.join(shapes)} do not describe a single type")
             (word,) = shapes
-            return self._referred(schema) if word == "$ref" else self._branches(word, schema)
+            return self._from_reference(schema) if word == "$ref" else self._branches(word, schema)
         kinds, nullable = self._kinds(schema)
         if not kinds:
             return None, True
@@ -157,7 +153,7 @@ class _Reader:
         elif declared is not None:
             self._refuse(f"invalid type: {_shown(declared)}")
         elif "enum" in schema or "const" in schema:
-            names = self._of_values(schema)
+            names = self._types_of_values(schema)
         elif "properties" in schema or "additionalProperties" in schema:
             names = {_OBJECT}
         elif "items" in schema:
@@ -170,7 +166,7 @@ class _Reader:
             nullable = None in values
         return names - {_NULL}, nullable
 
-    def _of_values(self, schema: dict[str, Any]) -> set[str]:
+    def _types_of_values(self, schema: dict[str, Any]) -> set[str]:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         if not isinstance(values, list) or not values:
             self._refuse(f"an enum has no values: {_shown(values)}")
@@ -230,7 +226,7 @@ class _Reader:
             return pa.float64(), nullable
         return kinds[0] if kinds else None, nullable
 
-    def _referred(self, schema: dict[str, Any]) -> Found:
+    def _from_reference(self, schema: dict[str, Any]) -> Found:
         reference = schema["$ref"]
         if not isinstance(reference, str) or not (reference == "#" or reference[:2] == "#/"):
             self._refuse(f"a reference leads out of the document: {_shown(reference)}")

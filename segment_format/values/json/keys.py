@@ -1,10 +1,10 @@
 """Kernel functions that parse keys of objects and skip unwanted values.
 
-Producers usually write the same keys in the same order. Therefore each struct remembers keys. For
-each key, it stores the bytes from the comma or brace before the key to the start of the value, and
-the field with this name. If the next object has the same bytes, one comparison of 32 bytes finds
-the field. Otherwise the key is parsed, looked up in the hash table of the struct's fields, and
-remembered. Unwanted values are skipped, but must be valid JSON.
+Producers usually write equal keys in equal order. Therefore each struct remembers keys: for each
+key, the bytes from the comma or brace before the key to the start of the value, and the field with
+this name. If the next object has the same bytes, one comparison of 32 bytes finds the field.
+Otherwise the key is parsed, looked up in the hash table of the struct's fields, and remembered.
+Unwanted values are skipped, but must be valid JSON.
 """
 
 from __future__ import annotations
@@ -126,13 +126,9 @@ def skip_key(address: Address, stop: Address) -> Value:
 
 @helper
 def skip_value(address: Address, stop: Address, depth: Value, stack: Address) -> Value:
-    """Skips a value. Returns (next address or an error code, address of the error).
-
-    Args:
-        address: Start of the value, or of white space before it.
-        stop: End of the input.
-        depth: Number of containers around the value (int64).
-        stack: `MAX_DEPTH` bytes of memory.
+    """Skips a value, and white space before it. Returns (next address or an error code, address of
+    the error). `depth` is the number of containers around the value (int64), and `stack` has
+    `MAX_DEPTH` bytes of memory.
     """
     outside = depth
     while True:
@@ -250,13 +246,12 @@ def is_token(entry: Address, address: Address, stop: Address) -> Value:
 
 @helper
 def skip_unwanted(keys: Address, number: Value, address: Address, stop: Address) -> Value:
-    """Skips unwanted fields. Stops at the first field that is wanted, that has a key which is not
-    remembered, or that has a value other than a number, `true`, `false`, `null` or a short string
-    without escapes.
+    """Skips unwanted fields. Stops at the first field that is wanted, whose key is not remembered,
+    or whose value is not a number, `true`, `false`, `null` or a short string without escapes.
 
     Returns (address of the first field that was not skipped, number of the next remembered key).
-    The caller reads that field. This code is in a separate function because it takes twice as long
-    inside the loop of the caller.
+    The caller reads that field. This code is a separate function, because inside the caller's loop
+    it would take twice as long.
     """
     while True:
         entry = keys + np.uint64(number) * _KEY_BYTES
@@ -309,20 +304,13 @@ def _remember(keys: Address, number: Value, token: Address, size: Value, field: 
 def next_key(
     frame: Address, struct: Address, keys: Address, number: Value, address: Address, stop: Address
 ) -> Value:
-    """Parses the next key of an object, and sets `KEY_FIELD` and `KEY_NEXT` in the frame.
+    """Parses the next key of an object, and sets `KEY_FIELD` and `KEY_NEXT` in the frame. `keys` is
+    the address of the keys that the struct remembers, and `number` the number of the key that is
+    expected here. `address` is the address of the opening brace for the first key, and the address
+    after the previous value for all other keys.
 
-    Returns two numbers. The first is the address of the key's value; the address after the object
-    if the object has no further key; or an error code. The second is the address of the error, if
-    there is one.
-
-    Args:
-        frame: See `contract`.
-        struct: Node of the object.
-        keys: Address of the keys that the struct remembers.
-        number: Number of the remembered key that is expected here, from 0.
-        address: For the first key, address of the opening brace. For other keys, address after the
-            previous value.
-        stop: End of the input.
+    Returns two numbers. The first is the address of the key's value; or the address after the
+    object, if it has no further key; or an error code. The second is the address of the error.
     """
     token = address
     if number == 0:

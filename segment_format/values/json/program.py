@@ -39,9 +39,8 @@ class Node:
 
     Attributes:
         number: Number of the node in preorder, from 0.
-        type: Arrow type.
         path: Path of the field: names joined by dots.
-        level: Number of its level, see `contract`.
+        level: Number of the node's level, see `contract`.
         required: True if null is an error.
         op: Kind of value, see `contract`.
         width: Size of a value in bytes.
@@ -73,7 +72,6 @@ class Program:
     Attributes:
         root: Node of the whole type.
         nodes: All nodes, by number.
-        levels: Number of levels.
         depth: Maximum number of nested objects and arrays.
         code: The nodes in the layout of `contract`, without addresses.
         tables: Hash tables by which the kernel finds the fields of structs.

@@ -2,7 +2,8 @@
 Arrow buffers.
 
 The reader is one loop without recursion. Each step reads a value and then the comma or bracket
-after it. Wanted objects and arrays are pushed onto a stack. Unwanted ones are skipped as a whole.
+after it. Wanted objects and arrays are pushed onto a stack. Unwanted objects and arrays are skipped
+as a whole.
 """
 
 from __future__ import annotations
@@ -109,17 +110,10 @@ def gather_texts(
     ends: Address,
     to: Address,
 ) -> None:
-    """Copies strings to the buffers of an Arrow array. Writes the concatenated bytes of the
-    strings, and int32 offsets: 0, then the end of each string.
-
-    Args:
-        data: Address of the locations of the strings, see `contract`.
-        count: Number of strings.
-        base: Address of the input.
-        stop: End of the input. Nothing at or after it is read.
-        arena: Address of the unescaped strings; up to 32 bytes after them may be read.
-        ends: Address to which the offsets are written.
-        to: Address to which the bytes are written; up to 32 bytes more may be written.
+    """Copies strings to the buffers of an Arrow array: the concatenated bytes of the strings to
+    `to`, and int32 offsets (0, then the end of each string) to `ends`. `data` is the address of the
+    locations of the strings, see `contract`. Reads nothing at or after `stop`, but up to 32 bytes
+    after the strings in `arena`. Up to 32 bytes after the target may be overwritten.
     """
     start = to
     store_i32(ends, 0)
@@ -467,7 +461,7 @@ def read_rows(frame: Address) -> Value:
     """Reads rows from `ROW` to `ROW_STOP`, exclusive. Returns `DONE` after the last row, or a
     status `GROW_...` that requests more memory.
 
-    Before the kernel requests memory, it clears everything that it has written for row `ROW`. So
+    Before the kernel requests memory, it clears everything that it has written for row `ROW`, so
     the next call reads this row from its start.
     """
     base = address_in(frame, c.BASE)

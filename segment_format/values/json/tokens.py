@@ -540,8 +540,8 @@ def nearest(value: Value, exponent: Value, table: Address) -> Value:
 
 @helper
 def _nearest_of_many(address: Address, end: Address, exponent: Value, table: Address) -> Value:
-    """Returns the result of `double_of`, but without the sign, for a number of more than 19 digits.
-    Uses the first 19 significant digits.
+    """Returns the bits of the nearest double of a number with more than 19 digits, without the
+    sign. Uses the first 19 significant digits. May return infinity or `OPEN`, see `double_of`.
     """
     value = _NOTHING
     taken = np.int64(0)

@@ -60,7 +60,7 @@ def _clear(node: Address, first: Value, count: Value) -> None:
 
 @helper
 def clear_value(frame: Address, node: Address, entry: Value) -> None:
-    """Clears the value of a node in entry `entry`. If it is a struct, clears its fields, too."""
+    """Clears the value of a node in entry `entry`, and the fields of a struct."""
     nodes = address_in(frame, c.NODES)
     level = get(node, c.LEVEL)
     stop = nodes + address_in(node, c.STOP) * _NODE_BYTES
@@ -80,7 +80,7 @@ def save_counts(frame: Address, levels: Value) -> None:
 
 @helper
 def clear_row(frame: Address, row: Value) -> None:
-    """Clears all values of row `row`. This includes the entries that its lists and maps have added
+    """Clears all values of row `row`, including the entries that its lists and maps have added
     since `save_counts`. Resets the numbers of entries to the saved numbers.
     """
     node = address_in(frame, c.NODES)

@@ -5,8 +5,8 @@ A *level* is a set of columns that always have the same length. An *entry* of a 
 position in these columns. Level 0 has an entry per value. Each list or map has a level with an
 entry per element, and each text has a level with an entry per byte. The columns of a nested message
 that is not repeated are in the level of the outer message, because they have the same length. Each
-level except 0 has a parent level and offsets. The offsets contain, for each entry of the parent
-level, the index of the first entry in this level that belongs to it.
+level except 0 has a parent level and offsets. For each entry of the parent level, the offsets (as
+in Arrow lists) contain the index of its first entry in the child level.
 
 A *node* is a message type at a position in the tree of fields. The table of entries (`ENTRIES`) has
 a row for each field of each node. The rows of a node are in ascending order of field numbers.

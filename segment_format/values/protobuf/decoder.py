@@ -1,7 +1,18 @@
-"""Decodes Protobuf values into one Arrow array."""
+"""Decodes Protobuf values into one Arrow array.
+
+In Confluent's wire format, a value starts with a *head*, which consists of Confluent's header (see
+`registry_framing`) and the message index. The message index states which message type of the
+schema's file the value has. It consists of zigzag varints: the number of indices, an index
+into the messages of the file, an index into the messages nested in that message, and so on. A count
+of 0 without indices means the first message of the file.
+
+Most values of a batch have the same head. So the bytes of heads are compared, and each distinct
+head is parsed only once.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,14 +31,16 @@ from segment_format.values.decoded import BadValue, DecodedValues
 from segment_format.values.map_keys import KeyMemory, make_map
 from segment_format.values.protobuf import contract as c
 from segment_format.values.protobuf.program import Column, Kind, compile_message, selection_of
-from segment_format.values.protobuf.schema import read_schema
+from segment_format.values.protobuf.schema import read_schema, read_varint
+from segment_format.values.registry_framing import CONFLUENT_GUID_HEADER, read_confluent_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from segment_format.values.protobuf.program import Program
+
 
 _MIN_CAPACITY: Final = 64
 _MAX_FIRST_BYTES: Final = 64 << 20
@@ -40,9 +53,9 @@ class ProtobufDecoder:
     becomes int64, `uint64` becomes decimal(20, 0), Timestamp and Duration become microseconds, and
     a wrapper becomes its value or null. Fields that are not selected are skipped without checks.
 
-    An absent field becomes its declared default. If it has no declared default, it becomes null or
-    zero. It becomes null if Protobuf distinguishes an absent field from a field with the default
-    value; this includes required fields and fields in a oneof.
+    An absent field becomes its declared default. Without a declared default, it becomes null if
+    Protobuf distinguishes an absent field from a field with the default value (also for required
+    fields and fields in a oneof), and zero otherwise.
 
     A number that the enum does not have becomes text, such as `"7"`. But if the file of the enum
     has syntax proto2, the field counts as absent, as in Protobuf. A value with text that is not
@@ -183,7 +196,6 @@ class ColumnMemory:
 
     Args:
         program: Program of the message type.
-        rows: Number of values.
         capacities: Initial capacity of each level, in entries.
         size: Total size of the values in bytes. It determines the limit for memory.
     """
@@ -319,8 +331,8 @@ class ArrayBuilder:
     """Builds Arrow arrays from the columns that the kernel has filled.
 
     Attributes:
-        bad: Row -> (path of the field, reason), for values that turned out to be bad while the
-            arrays were built.
+        bad: Row -> (path of the field, reason), for bad values that were found while the arrays
+            were built.
     """
 
     def __init__(self, memory: ColumnMemory) -> None:
@@ -336,14 +348,12 @@ class ArrayBuilder:
         return array
 
     def _array(self, column: Column, path: str, above: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns the Arrow array of a column and its children.
+        """Returns the Arrow array of a column and its children. `path` is the path of the field:
+        names joined by dots.
 
-        Args:
-            column: The column.
-            path: Path of its field: names joined by dots.
-            above: Mask of the rows in which the surrounding struct is not null; `None` if it has no
-                nulls. Fields of null structs become null, too, because some engines read a field
-                without checking whether its struct is null.
+        `above` is a mask of the rows in which the surrounding struct is not null; `None` if it has
+        no nulls. Fields of null structs become null, too, because some engines read a field without
+        checking whether the struct is null.
         """
         count = self._memory.count(column.level)
         present = self._present(column)
@@ -388,8 +398,8 @@ class ArrayBuilder:
         return None if present.all() else present
 
     def _enum_names(self, column: Column, path: str, present: NDArray[np.bool_] | None) -> pa.Array:
-        """Converts the numbers of an enum column to the names of the enum's values. If the enum has
-        no name for a number, the number itself is the name, such as `"7"`.
+        """Converts the numbers of an enum column to the names of the enum's values. A number
+        without a name becomes text, such as `"7"`.
         """
         assert column.enum is not None
         numbers: NDArray[Any] = self._memory.numbers(column.values, column.level, np.int32)
@@ -458,3 +468,182 @@ def _with_nulls(array: pa.Array, kept: NDArray[np.bool_]) -> pa.Array:
 
 def _child_path(path: str, child: Column) -> str:
     return ".".join(filter(None, (path, child.name)))
+
+
+MAX_INDEXES: Final = 100
+FIRST: Final = (0,)
+
+
+def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...], int]:
+    """Parses the message index at `position` in the value `data`. Returns two values: the indices,
+    which are the path to the message type in its file, and the position of the message, which
+    follows the message index.
+
+    Raises:
+        ValueError: The message index is invalid.
+    """
+    count, position = _read_zigzag(data, position)
+    if count == 0:
+        return FIRST, position
+    if not 0 < count <= MAX_INDEXES:
+        raise ValueError(f"a message index has {count} numbers, but must have 1 to {MAX_INDEXES}")
+    path = []
+    for _ in range(count):
+        index, position = _read_zigzag(data, position)
+        if index < 0:
+            raise ValueError(f"a message index has the negative number {index}")
+        path.append(index)
+    return tuple(path), position
+
+
+def _read_zigzag(data: bytes, position: int) -> tuple[int, int]:
+    raw, position = read_varint(data, position)
+    return raw >> 1 ^ -(raw & 1), position
+
+
+_MAX_HEADS: Final = 64
+"""Maximum number of distinct heads of a batch that are parsed once. The heads of other values are
+parsed one by one.
+"""
+_MAX_HEAD_SIZE: Final = CONFLUENT_GUID_HEADER + 10 * (MAX_INDEXES + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The bytes of a value before its message.
+
+    Attributes:
+        data: Bytes of the head; empty if the head is invalid.
+        refused: Reason why values with this head are bad; `None` if they can be decoded.
+    """
+
+    data: bytes
+    refused: str | None
+
+
+class ConfluentProtobufDecoder:
+    """Decodes values whose header states the id or GUID of the writer's schema.
+
+    The writer's schema only determines the message type, because Protobuf identifies fields by
+    numbers.
+
+    Args:
+        decoder: Decoder of the expected message type. Values of other message types are bad.
+        message_of: Function that returns the full name of a message type for a schema id (or a GUID
+            as text) and a message index. If it raises LookupError, all values with this head in the
+            batch are bad, and the text of the error is their reason; the next batch calls the
+            function again. If `message_of` is `None`, the message index is looked up in the file of
+            `decoder`, which is correct only if the writers' files contain the same messages in the
+            same order.
+    """
+
+    def __init__(
+        self,
+        decoder: ProtobufDecoder,
+        message_of: Callable[[int | str, tuple[int, ...]], str] | None = None,
+    ) -> None:
+        self._decoder = decoder
+        self._message_of = message_of
+        self._known: tuple[_Head, ...] = ()
+
+    @property
+    def type(self) -> pa.DataType:
+        """See `ValueDecoder.type`."""
+        return self._decoder.type
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """See `ValueDecoder.decode`.
+
+        Raises:
+            TypeError: `values` is not a `pa.binary()` array.
+        """
+        decoder = self._decoder
+        if not len(values) or values.type != pa.binary():
+            return decoder.decode(values)  # rejects other types
+        valid = np.ones(len(values), np.bool_)
+        if values.null_count:
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+        heads = list(self._known)
+        while True:
+            starts, which = _match(values, heads)
+            left = np.flatnonzero((which < 0) & valid)
+            if not len(left) or len(heads) >= _MAX_HEADS:
+                break
+            head = self._first_head(values, left)
+            if head is None:
+                break
+            heads.append(head)
+        self._known = tuple(head for head in heads if head.refused is None)
+        reasons: dict[int, str] = {}
+        for row in left.tolist():
+            head = self._head(values, row)
+            if head.refused is None:
+                starts[row] = len(head.data)
+            else:
+                reasons[row] = head.refused
+        for index, head in enumerate(heads):
+            if head.refused is not None:
+                rows = np.flatnonzero((which == index) & valid)
+                starts[rows] = -1
+                reasons |= dict.fromkeys(rows.tolist(), head.refused)
+        return decoder.decode_from(values, starts, reasons)
+
+    def _first_head(self, values: pa.Array, rows: NDArray[np.intp]) -> _Head | None:
+        """Parses the values in `rows` up to the first one with a valid head. Returns this head;
+        `None` if no value has a valid head.
+        """
+        for row in rows.tolist():
+            head = self._head(values, row)
+            if head.data:
+                return head
+        return None
+
+    def _head(self, values: pa.Array, row: int) -> _Head:
+        """Parses the head of the value in row `row`, and returns it."""
+        _, ends, data = values.buffers()
+        start, stop = np.frombuffer(ends, np.int32, 2, 4 * (values.offset + row)).tolist()
+        value = b""
+        if stop > start:
+            value = data.slice(start, min(stop - start, _MAX_HEAD_SIZE)).to_pybytes()
+        try:
+            schema_id, size = read_confluent_header(value)
+        except ValueError as error:
+            return _Head(b"", str(error))
+        try:
+            path, size = read_message_index(value, size)
+        except ValueError as error:
+            return _Head(b"", f"no message index after the schema id: {error}")
+        return _Head(value[:size], self._refused(schema_id, path))
+
+    def _refused(self, schema_id: int | str, path: tuple[int, ...]) -> str | None:
+        decoder = self._decoder
+        if self._message_of is None:
+            if path == decoder.message_index:
+                return None
+            return f"message index {list(path)}, not {list(decoder.message_index)}"
+        try:
+            name = self._message_of(schema_id, path)
+        except LookupError as error:
+            return f"schema {schema_id}: {error.args[0] if error.args else type(error).__name__}"
+        if name == decoder.message:
+            return None
+        return f"schema {schema_id}: message {name}, not {decoder.message}"
+
+
+def _match(values: pa.Array, heads: list[_Head]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Compares the start of each value with the heads. Returns two arrays with one entry per value:
+    the position of the message, and the index of the value's head in `heads`. Both are -1 if the
+    value has none of these heads.
+    """
+    starts = np.full(len(values), -1, np.int32)
+    which = np.full(len(values), -1, np.int32)
+    if heads:
+        _, ends, data = values.buffers()
+        text = np.frombuffer(b"".join(head.data for head in heads), np.uint8)
+        bounds = np.cumsum([0, *(len(head.data) for head in heads)], dtype=np.int64)
+        load_kernel("match_heads")(
+            *(ends.address + 4 * values.offset, len(values), data.address if data else 0),
+            *(text.ctypes.data, bounds.ctypes.data, len(heads)),
+            *(starts.ctypes.data, which.ctypes.data),
+        )
+    return starts, which

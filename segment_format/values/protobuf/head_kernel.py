@@ -29,12 +29,12 @@ def match_heads(
     may be a prefix of another head.
 
     Args:
-        ends: Address of int32 numbers: start of each value, then the end of the last value.
         rows: Number of values.
+        count: Number of heads.
+        ends: Address of int32 numbers: start of each value, then the end of the last value.
         data: Address of the bytes of the values.
         heads: Address of the bytes of all heads.
         bounds: Address of int64 numbers: start of each head, then the end of the last head.
-        count: Number of heads.
         starts: Address of an int32 per value, to which the position of the message is written.
         which: Address of an int32 per value, to which the index of the head is written.
     """

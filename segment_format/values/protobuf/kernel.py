@@ -1,7 +1,7 @@
 """Contains the kernel that decodes messages into columns.
 
-The fields of a message may have any order and may occur several times. Values of fields are stored
-in this way:
+The fields of a message may have any order and may occur several times. The kernel stores the values
+of fields as follows:
 
 * A number is stored at the current entry of its level. It replaces an earlier number of the same
   field.
@@ -9,10 +9,10 @@ in this way:
 * Elements of lists and maps are appended.
 * Absent fields are zero, because all columns are zero at first.
 
-The Arrow list offsets of an entry are written when the entry ends. If a value is bad, everything
-that was written for it is cleared, including its elements. If a member of a oneof is replaced by
-another member, it is cleared in the same way. If a buffer is full, the kernel returns before it
-changes anything for the current field, and the next call continues with this field.
+The Arrow list offsets of an entry are written when the entry ends. If a value is bad, all data
+written for it is cleared, including its elements. A member of a oneof that another member replaces
+is cleared, too. If a buffer is full, the kernel returns before it changes anything for the current
+field, and the next call continues with this field.
 
 Functions named `read_…` never read at or after `stop`. They return the value and the next address,
 which is 0 on failure. The limits are those of Google's upb: five bytes for tags and lengths, ten
@@ -169,19 +169,11 @@ def _skip_group(
 def skip_field(
     number: Value, wire: Value, address: Address, stop: Address, stack: Address, depth: Value
 ) -> Value:
-    """Skips the value of an unknown field. Returns (status, next address). The status is `DONE` or
-    the reason why the value is malformed.
+    """Skips the value of an unknown field, from the address after its tag. Returns (status, next
+    address). The status is `DONE` or the reason why the value is malformed. Groups are pushed onto
+    the stack above frame `depth`.
 
     As in upb, the invalid field number 0 is accepted inside groups.
-
-    Args:
-        number: Field number.
-        wire: Wire type.
-        address: Address after the tag.
-        stop: End of the message.
-        stack: Address of the stack frames. Groups are pushed above the frames of the messages that
-            are being decoded.
-        depth: Index of the top frame.
     """
     if wire == GROUP:
         return _skip_group(number, address, stop, stack, depth)
@@ -221,7 +213,8 @@ def end_entry(state: Address, level: Value) -> None:
 def clear_entries(
     state: Address, column: Value, stop_column: Value, first_level: Value, stop_level: Value
 ) -> None:
-    """Clears what was written for the current entry to a range of columns and to a range of levels.
+    """Clears all data that was written for the current entry to a range of columns and to a range
+    of levels.
 
     If a level is in the range, it loses all entries that belong to the current entry of its parent
     level. If the level of a column is not in the range, the column is cleared only at the current
@@ -545,9 +538,9 @@ def _read_field(
 
     The status is `DONE`, `GROW`, or the reason why the value is malformed.
 
-    The returned depth is `depth` if the value was read completely. It is `depth + 1` if the field
-    is a message or group: then the fields of the message must be read next. It is -1 if the field
-    has an unexpected wire type: then the caller must skip it like an unknown field.
+    The returned depth is `depth` if the value was read completely; `depth + 1` if the field is a
+    message or group, whose fields must be read next; and -1 if the field has an unexpected wire
+    type, so that the caller must skip it like an unknown field.
     """
     entry = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(index)
     op = get(entry, c.OP)

@@ -55,18 +55,16 @@ class Column:
 
     Attributes:
         kind: Method of building the column.
-        name: Name of its field.
-        type: Arrow type.
         level: Number of the level (see `contract`) that has one entry per row of this column.
         present: Index of the kernel column that states whether each row is present; -1 if all rows
             are present.
-        values: Index of the kernel column with the numbers; -1 if the column has no numbers. A
-            Timestamp or Duration has its seconds in this kernel column, and its nanoseconds in the
-            next one.
+        values: Index of the kernel column with the numbers; -1 if the column has no numbers. For a
+            Timestamp or Duration, this kernel column has the seconds, and the next kernel column
+            has the nanoseconds.
         child_level: For a text, the level with one entry per byte. For a list or map, the level
             with one entry per element. -1 for other types.
         children: Fields of a struct, the element of a list, or key and value of a map.
-        enum: Enum that has the names for the numbers; `None` for other types.
+        enum: Enum with the names for the numbers; `None` for other types.
         default: Value of rows in which the field is absent; `None` if they are null.
     """
 
@@ -88,9 +86,7 @@ class Number:
 
     Attributes:
         op: Operation of the kernel that decodes the number.
-        wire: Wire type.
         width: Size of a decoded number in bytes.
-        type: Arrow type.
     """
 
     op: int
@@ -145,9 +141,7 @@ WRAPPERS: Final = {
 
 
 def implicit_field(name: str, number: int, kind: FieldType) -> Field:
-    """Returns a field of a well-known type, such as Timestamp. The descriptor of such a type may be
-    missing.
-    """
+    """Returns a field of a well-known type, such as Timestamp, whose descriptor may be missing."""
     return Field(name, number, kind, "", repeated=False, has_presence=False, oneof=-1, default=None)
 
 
@@ -211,14 +205,12 @@ class Program:
 
     Attributes:
         root: Column of the decoded values.
-        nodes: Table of nodes.
         dense: For each node, a table from field number to the index in `entries`; -1 if the node
             does not have this field. Nodes with few fields but large field numbers have no such
             table.
         entries: Table with a row for each field of each node.
         names: For each row of `entries`, the name of the field.
         columns: Table of kernel columns.
-        levels: Table of levels.
         kids: For each level, its child levels.
         enums: For each closed enum, its numbers in ascending order.
         text_levels: Levels whose entries are the bytes of texts.
@@ -254,9 +246,8 @@ class _Compiler:
     """Compiles a message type. Assigns numbers to columns, levels and entries in the order of the
     tree of fields.
 
-    Because of this order, the columns of a field, including the fields in it, have consecutive
-    numbers. The levels of a field also have consecutive numbers. So the kernel can clear a field by
-    clearing these ranges.
+    So the columns of a field (including nested fields) have consecutive numbers, and so do its
+    levels. The kernel clears a field by clearing these two ranges.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -338,15 +329,9 @@ class _Compiler:
     def _message(
         self, name: str, path: str, level: int, selection: Selection | None, trail: tuple[str, ...]
     ) -> tuple[Column, int]:
-        """Compiles a message type at one position in the tree of fields. Returns two values: its
-        column, and the index of its node. The caller must set `present` of the column.
-
-        Args:
-            name: Full name of the message type.
-            path: Path of the field that has this type, for errors.
-            level: Number of the level of its columns.
-            selection: Tree of the selected fields; `None` for all.
-            trail: Names of the message types around it, from the outermost one.
+        """Compiles a message type at one position in the tree of fields. Returns its column, and
+        the index of its node. The caller must set `present` of the column. `trail` contains the
+        names of the message types around the position, outermost first.
         """
         if selection == {} and trail:  # only presence
             return Column(Kind.STRUCT, "", pa.struct([]), level), self._node(())[0]
@@ -453,8 +438,8 @@ class _Compiler:
         selection: Selection | None,
         trail: tuple[str, ...],
     ) -> Column:
-        """Compiles the type of a field. Returns the column of its value. Sets how the field is
-        decoded in row `entry` of the table of entries.
+        """Compiles the type of a field, and returns the column of the value. Writes to row `entry`
+        of the table of entries how the field is decoded.
         """
         row = self._entries[entry]
         row.update({c.LEVEL: level, c.ONEOF: -1, c.PRESENT: -1})

@@ -111,8 +111,6 @@ class Field:
 
     Attributes:
         name: Declared name.
-        number: Field number.
-        type: Type of the value.
         type_name: Full name of the message type or enum type, if it has such a type; empty
             otherwise.
         repeated: True if it is a list or a map.
@@ -141,7 +139,6 @@ class Message:
         name: Full name, without a leading dot.
         fields: Fields in declared order.
         is_map_entry: True if it is the entry type of a map.
-        file: Name of its file.
         path: Index into the messages of the file, then an index into the messages nested in that
             message, and so on. Entry types of maps count as nested messages.
     """
@@ -159,10 +156,10 @@ class Enum:
 
     Attributes:
         name: Full name, without a leading dot.
-        values: Number -> name. If several names have the same number, only the first name.
+        values: Number -> name; the first name, if several names have the same number.
         numbers: Name -> number.
-        is_closed: True if its file has syntax proto2. If a field has a number that its closed enum
-            does not have, it counts as an unknown field.
+        is_closed: True if the enum's file has syntax proto2. A field of a closed enum counts as
+            unknown if its number is not in the enum.
     """
 
     name: str

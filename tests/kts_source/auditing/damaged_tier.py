@@ -24,7 +24,7 @@ NOW_MS = 1 << 41
 """Current time of audits, long after the test files were written."""
 TOPIC, TOPIC_ID = "t", "AAAAAAAAAAAAAAAAAAAAIQ"
 BASES = (0, 40, 82, 123, 163)
-"""Base offsets of the segments."""
+"""Base offset of each segment."""
 ABORT_MARKER, STOP = 81, 203
 
 
@@ -32,12 +32,8 @@ def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFi
     """Returns the files of five segments with entries in the offset and time indexes.
 
     A transaction that begins in the first segment is aborted in the second. The third segment
-    begins a new leader epoch.
-
-    Args:
-        rolls: The batches are written in five groups, which are numbered from 0. A segment ends
-            after each group whose number is in `rolls`. With fewer numbers, fewer segments contain
-            the same batches.
+    begins a new leader epoch. The batches are written in five groups, numbered from 0. A segment
+    ends after each group whose number is in `rolls`.
     """
     builder = LogBuilder(index_interval_bytes=300)
     clock = DEFAULT_TIMESTAMP_MS
@@ -95,18 +91,16 @@ class DamagedTier:
             self.path(number, suffix).unlink()
 
     def resize(self, number: int, suffix: str, by: int) -> None:
-        """Appends `by` zero bytes to an object.
-
-        If `by` is negative, removes bytes from the object's end.
+        """Appends `by` zero bytes to an object or, if `by` is negative, removes bytes from its
+        end.
         """
         path = self.path(number, suffix)
         data = path.read_bytes()
         path.write_bytes(data[: len(data) + by] if by < 0 else data + bytes(by))
 
     def swap(self, number: int, other: int, suffix: str) -> None:
-        """Swaps the contents of two objects with suffix `suffix`.
-
-        The objects belong to the segments `number` and `other`.
+        """Swaps the contents of the objects with suffix `suffix` of the segments `number` and
+        `other`.
         """
         first, second = self.path(number, suffix), self.path(other, suffix)
         a, b = first.read_bytes(), second.read_bytes()
@@ -160,7 +154,9 @@ def write_tier(
 
 
 def replace_files(number: int, **fields: Any) -> list[SegmentFiles]:  # noqa: ANN401
-    """Returns the healthy segments, but with the files in `fields` for segment `number`."""
+    """Returns the healthy segments; in segment `number`, the files in `fields` replace the
+    originals.
+    """
     segments = healthy_segments()
     segments[number] = replace(segments[number], **fields)
     return segments

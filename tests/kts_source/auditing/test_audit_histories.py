@@ -49,11 +49,9 @@ FAMILIES: Final = {
 
 
 def run_audit(world: World) -> AuditReport | None:
-    """Audits the tier of the simulated cluster `world`.
-
-    Returns:
-        The report. `None` if the tier has no segments, or if it has several topic ids and does not
-        show which of them is the newest.
+    """Audits the tier of the simulated cluster `world`. Returns `None` instead of a report if the
+    tier has no segments, or if it has several topic ids and does not show which of them is the
+    newest.
     """
     options = {"path": "memory://", "subscribe": TOPIC}
     if world.shape.local:
@@ -99,9 +97,7 @@ def check_statement(
     is_damaged: bool,
 ) -> None:
     """Asserts that the report about one partition matches `truth`, the expected content of the
-    partition.
-
-    Adds the outcome of the comparison to `outcomes`.
+    partition. Counts the result in `outcomes`.
     """
     errors = [error for error in report.errors if error.partition == statement.partition]
     # If checkpoint and log are missing, the branch of a segment is unknown and scans fail.
@@ -138,15 +134,12 @@ def check_statement(
 
 def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) -> None:
     """Audits the tier that results from `history` and compares the report with the expected content
-    of each partition.
+    of each partition. Counts the comparisons in `outcomes`.
 
-    Args:
-        history: The event sequence.
-        outcomes: Counts comparisons by outcome; this function adds to it.
-        is_exact: True if the report must contain exactly the expected findings and offsets. If
-            false, reports about damaged tiers and about partitions with losses must meet only one
-            condition: they do not call a partition complete if it lost offsets. The reason is that
-            the end of an older copy of a segment may be unknown if the newest copy is damaged.
+    If `is_exact` is true, the report must contain exactly the expected findings and offsets. If it
+    is false, reports about damaged tiers and lost offsets may differ, but must not call a partition
+    complete if it lost offsets. The reason is that the end of an older copy of a segment may be
+    unknown if the newest copy is damaged.
     """
     world = World(history)
     report = run_audit(world)
@@ -186,8 +179,8 @@ def check_counts(records: int | None, batches: int | None, truth: PartitionTruth
 
 
 def reported_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | None, str]]:
-    """Returns start offset, end offset and file kind of each error about a damaged file, that is,
-    of each error without data loss.
+    """Returns start offset, end offset and file kind of each error that reports a damaged file
+    without data loss.
     """
     names = ((error, error.name.rpartition("-")) for error in errors if not error.kind.loses_data)
     files = set()
@@ -271,7 +264,7 @@ def test_audit_with_damaged_checkpoint_separates_transactions_of_two_branches() 
     assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_audits_of_two_regression_histories_call_no_lossy_partition_complete() -> None:
+def test_audits_of_two_histories_never_call_a_partition_with_losses_complete() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))

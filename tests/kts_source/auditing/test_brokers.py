@@ -152,9 +152,8 @@ def test_segments_older_than_retention_ms_are_reported(world: World) -> None:
 
 
 def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> RemoteLogSegmentMetadata:
-    """Returns metadata of segment `number`.
-
-    It has ten offsets, from 10 * `number` on, and 50 bytes.
+    """Returns metadata of segment `number`, which has 50 bytes and the ten offsets from 10 *
+    `number` on.
     """
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), uuid.UUID(int=number + 1))
     start = 10 * number

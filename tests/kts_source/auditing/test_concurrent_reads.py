@@ -37,7 +37,7 @@ def run_audit(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
 
 
 def call_on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Patches the Aiven layout: a thread that reads a manifest calls `note` first."""
+    """Patches the Aiven layout so that each thread calls `note` before it reads a manifest."""
 
     def manifest(self: AivenLayout, *arguments: object) -> object:
         note()

@@ -155,11 +155,11 @@ def other_topic(manifest: dict[str, Any]) -> None:
 
 
 IN_LOG = ("crc", "batch-invalid", "offset-order", "epoch")
-"""Findings with the offsets of a batch instead of the segment."""
+"""Findings that have the offsets of a batch; all other findings have the offsets of a segment."""
 NO_END = ("manifest-invalid", "manifest-foreign")
-"""Findings without an end if the newest segment is damaged."""
+"""Findings that have no end offset if the newest segment is damaged."""
 LOST = {"object-missing", "hole", "log-size", "log-unreadable", "crc", "batch-invalid"}
-"""Findings that make served offsets unreadable."""
+"""Findings after which consumers cannot read some offsets."""
 T3 = healthy_segments()[3].max_timestamp_ms
 
 DAMAGES = {

@@ -48,7 +48,7 @@ STOPS = (12, 24)
 
 
 class ChangingStore(MemoryStore):
-    """Store that calls `change` just before the object `first` is read for the first time.
+    """Store that calls `change` just before an object is read for the first time.
 
     Args:
         world: The tier with the objects, and the cluster of its topic.
@@ -80,10 +80,8 @@ def remove(world: World, numbers: Iterable[int]) -> None:
 
 
 def delete(world: World, numbers: Iterable[int]) -> None:
-    """Deletes the segments with these numbers as brokers do.
-
-    Writes records about the deletes to the metadata topic, moves the log start and deletes the
-    objects.
+    """Deletes segments as brokers do: writes records about the deletes to the metadata topic, moves
+    the log start and deletes the objects.
     """
     for number in numbers:
         files, name = world.closed[number], world.segment_ids[number]
@@ -190,14 +188,9 @@ def test_log_start_that_moves_during_audit_causes_no_findings(
 def compare_with(last: BrokerSnapshot, start: int, digest: str | None = None) -> tuple[object, ...]:
     """Calls `without_deleted` for a report with one finding, which is about the segment [10, 30).
 
-    Args:
-        last: Broker snapshot of the end of the audit.
-        start: Start offset of the partition in the report.
-        digest: Digest of the partition in the report.
-
-    Returns:
-        Two values: the start offset of the partition after the call, and the number of remaining
-        findings.
+    `last` is the broker snapshot of the end of the audit. `start` and `digest` are those of the
+    partition in the report. Returns the start offset of the partition after the call, and the
+    number of remaining findings.
     """
     entry = SegmentEntry("t", TOPIC_ID, 0, 10, TOPIC_ID, "k", (("log", ObjectInfo("k", 5, "1")),))
     objects = PartitionObjects("t", TOPIC_ID, 0, (entry,), ())

@@ -1,7 +1,7 @@
 """Tests which changes of a partition change its digest.
 
-A changed bit of a served batch changes the digest. Another layout, or another division of the
-batches into segments, does not change it.
+Changing a bit of a batch that consumers can read changes the digest. Storing the batches in another
+layout, or in other segments, does not change it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ def test_digest_does_not_depend_on_the_layout() -> None:
 
 @pytest.mark.parametrize("number", range(5))
 def test_digest_changes_if_a_bit_of_a_batch_changes(number: int) -> None:
-    """The changed batch gets a valid checksum, so only the digest shows the change."""
     rng = random.Random(number)
     for _ in range(4):
         segments = healthy_segments()

@@ -1,7 +1,7 @@
 """Tests audits with a state file.
 
-Such an audit reads only new, changed or damaged objects. Its report is the same as without a state
-file.
+Such an audit reads only objects that are new, changed or damaged. It must return the same report as
+an audit without a state file.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ def _read_all(segments: list[SegmentFiles]) -> CountingStore:
 
 
 class AuditStateView:
-    """Counts the logs with a proof in a state file. Later audits do not read these logs again."""
+    """Counts the logs with a proof in a state file. Audits that use the file do not read these
+    logs.
+    """
 
     def __init__(self, path: Path) -> None:
         lines = [line.split("\t") for line in path.read_text().splitlines()]
@@ -307,7 +309,6 @@ def audit_history(store: CountingStore, state: str | None) -> AuditReport | str:
 def test_audits_of_random_histories_have_equal_reports_with_and_without_state(
     tmp_path: Path,
 ) -> None:
-    """Each audit of a changing tier has the same report with and without a state."""
     saved_reads = compared = 0
     for seed in range(12):
         history = random_history(random.Random(f"state {seed}"))

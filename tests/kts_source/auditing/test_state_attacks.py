@@ -121,12 +121,7 @@ def test_clock_that_was_set_back_is_reported(tmp_path: Path) -> None:
 
 def rewrite(state: Path, change: dict[str, str]) -> None:
     """Replaces texts in the segment lines of a state file and updates the checksums of these lines.
-
-    Removes the partition lines.
-
-    Args:
-        state: State file.
-        change: Maps each text to its replacement.
+    Removes the partition lines. `change` maps each text to its replacement.
     """
     head, *lines = state.read_text().splitlines()
     kept = [head + "\n"]
@@ -290,9 +285,10 @@ class Adversary:
 
 
 def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
-    """Repeatedly changes a tier and its state file, and audits the tier with and without the state.
+    """Repeatedly changes a tier and its state file, and audits the tier with and without the state
+    file.
 
-    Asserts that both reports are equal. Returns the number of reads that the state saved.
+    Asserts that both reports are equal. Returns how many reads the state file saved.
     """
     saved_reads = 0
     adversary = Adversary(seed, state)

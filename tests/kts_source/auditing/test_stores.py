@@ -42,10 +42,9 @@ def objects() -> dict[str, bytes]:
 
 
 class FailingStore(MemoryStore):
-    """Store with one special object. Reading it raises `error`, or its storage class is
-    `storage_class`.
-
-    This is the object with suffix `suffix` of the segment with base offset `base`.
+    """Store in which reading one object raises `error`, or in which this object has the storage
+    class `storage_class`. The object has the suffix `suffix` and belongs to the segment with
+    base offset `base`.
     """
 
     def __init__(

@@ -94,8 +94,8 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
     """Returns the healthy segments after one to three random faults.
 
     A fault swaps, repeats, deletes or inserts a batch, flips a bit in an index, or flips a bit in
-    the header of a batch. After a flip in a header, the checksum of the batch is computed again,
-    unless the flip is in the checksum.
+    the header of a batch. If the bit is not in the checksum of the header, the checksum is computed
+    again.
     """
     segments = healthy_segments()
     for _ in range(rng.randint(1, 3)):
@@ -133,9 +133,8 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
 
 
 def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Asserts that vectorized and single-batch checks of damaged segments return the same report.
-
-    Returns the names of the errors in the report.
+    """Asserts that vectorized checks and single-batch checks of damaged segments return the same
+    report. Returns the names of the errors in the report.
     """
     rng = random.Random(seed)
     store = write_store(damage_segments(rng))

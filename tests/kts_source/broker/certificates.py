@@ -1,4 +1,4 @@
-"""Creates certificates, keys, and key stores for tests. JKS stores follow Java's documentation."""
+"""Creates certificates, keys and key stores for tests."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Identity:
 def create_identity(
     name: str, issuer: Identity | None = None, *, is_authority: bool = False, hosts: str = ""
 ) -> Identity:
-    """Creates a key and a certificate with the common name `name`.
+    """Creates a key and a certificate with the common name `name` for the comma-separated host
+    names and IP addresses in `hosts`.
 
-    The certificate is signed by `issuer`, or self-signed without an issuer. `hosts` is a
-    comma-separated list of the host names and IP addresses of the certificate.
+    `issuer` signs the certificate. Without an issuer, the certificate is self-signed.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

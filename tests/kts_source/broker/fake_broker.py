@@ -1,7 +1,7 @@
-"""Runs fake brokers in threads. They speak Kafka's protocol on real sockets.
+"""Runs fake brokers in threads. They use Kafka's protocol on real sockets.
 
-Messages are encoded by kafka-python. Tests inject failures: `faults[kind]` is a queue of faults
-for the next requests of that kind; see `Fault`.
+kafka-python encodes the messages. Tests inject failures: `faults[kind]` is a queue of faults for
+the next requests of the kind `kind`; see the class `Fault`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class FakeCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Value for `kafka.bootstrap.servers`."""
+        """Returns the value for `kafka.bootstrap.servers`."""
         return ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
 
     def settings(self, **changes: Any) -> BrokerSettings:  # noqa: ANN401
@@ -145,7 +145,7 @@ class FakeCluster:
         self._nodes[number].stop()
 
     def fail(self, kind: str, *faults: Fault, times: int = 1) -> None:
-        """Appends `faults` to the queue of the request kind `kind`, `times` times."""
+        """Adds `faults` to the queue of the request kind `kind`. Repeats this `times` times."""
         with self.lock:
             self.faults[kind].extend(faults * times)
 

@@ -62,12 +62,12 @@ class FakeLog:
 
     @property
     def end(self) -> int:
-        """The high watermark."""
+        """Returns the high watermark."""
         return self.batches[-1].stop if self.batches else 0
 
     @property
     def stable(self) -> int:
-        """The last stable offset."""
+        """Returns the last stable offset."""
         open_ = (
             transaction.first_offset
             for transaction in self.transactions
@@ -76,7 +76,9 @@ class FakeLog:
         return min(open_, default=self.end)
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """Returns two values: the log's latest epoch up to `epoch`, and the epoch's end offset."""
+        """Returns the latest leader epoch of the log that is at most `epoch`, and its end
+        offset.
+        """
         earlier = [candidate for candidate, _ in self.epochs if candidate <= epoch]
         if not earlier:
             # For an epoch before its first one, the leader returns the requested epoch
@@ -99,10 +101,11 @@ class FakeLog:
     def read(
         self, offset: int, max_bytes: int, *, committed: bool
     ) -> tuple[bytes, list[tuple[int, int]] | None]:
-        """Returns two values: log bytes, and the aborted transactions that a fetch response lists.
+        """Returns log bytes, and the aborted transactions that a fetch response lists.
 
         The bytes begin with the batch that contains `offset`. They end after `max_bytes`, but the
-        first batch is always complete. The second value is `None` if `committed` is false.
+        first batch is always complete. If `committed` is false, returns `None` instead of the
+        aborted transactions.
         """
         limit = self.stable if committed else self.end
         parts: list[bytes] = []

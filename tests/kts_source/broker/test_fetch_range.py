@@ -30,7 +30,7 @@ from kts_source.options import parse_options
 from kts_source.read.broker_rows import read_range
 from kts_source.read.read_settings import ReadSettings
 from segment_format.testing import LogBuilder, SimpleRecord
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, StoredBatch, fake_log, with_log_start
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault
@@ -70,20 +70,16 @@ class Scene:
         return BrokerRange("t", self.topic_id, 0, 0, 0, END, False, 1)
 
     def offsets(self, broker_range: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
-        """Reads `broker_range` and returns the offsets of its rows.
-
-        Reads the entire partition by default.
-
-        `changed` replaces client settings.
+        """Reads `broker_range`, by default the entire partition, and returns the offsets of its
+        rows. `changed` replaces client settings.
         """
         settings = dataclasses.replace(SETTINGS, **changed)
         rows = read_range(broker_range or self.broker_range, self.cluster, settings)
         return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     def elect(self, *, keeps: int = END) -> None:
-        """Elects broker 1.
-
-        Leader epoch 1 of the new leader begins at offset `keeps`; earlier offsets have epoch 0.
+        """Elects broker 1 as leader. Its leader epoch 1 begins at offset `keeps`; earlier offsets
+        have epoch 0.
         """
         self.partition.leader, self.partition.epoch = 1, 1
         self.partition.log.epochs = [(0, 0), (1, keeps)]
@@ -267,7 +263,7 @@ def test_log_start_that_moves_during_fetch_raises_data_loss_error(
     scene.partition.reports_log_start = reports_log_start
     original_log = scene.partition.log
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))
-    with pytest.raises(DataLossError, match="starts at 31"):
+    with pytest.raises(DataLossError, match="starts at offset 31"):
         scene.offsets()
     scene.partition.log = original_log
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))
@@ -388,7 +384,9 @@ def test_fetch_accepts_kafka_3_1_and_refuses_older_brokers(scene: Scene, kind: s
 def test_message_set_that_crosses_range_end_is_read_after_empty_responses(
     scene: Scene, magic: int
 ) -> None:
-    """The offset field of a compressed message set is the offset of its last record."""
+    """The header of a compressed message set contains the offset of its last record, not of its
+    first.
+    """
 
     def message_set(base: int) -> StoredBatch:
         records = [SimpleRecord(b"v", timestamp=base + number) for number in range(10)]
@@ -405,7 +403,7 @@ def test_message_set_that_crosses_range_end_is_read_after_empty_responses(
     assert offsets == list(range(15))
 
 
-def test_begins_at_or_after_compares_the_first_offset_of_a_message_set() -> None:
+def test_begins_at_or_after_returns_true_only_up_to_the_first_offset() -> None:
     records = [SimpleRecord(b"v", timestamp=number) for number in range(3)]
     batch = LogBuilder()
     batch.append(records)
@@ -454,7 +452,9 @@ def test_search_for_end_of_hole_stops_at_local_start_of_leader(scene: Scene) -> 
 
 
 def test_fetch_returns_all_rows_after_a_temporary_out_of_range_error(scene: Scene) -> None:
-    """A broker that is still loading its tier metadata may refuse an offset of its log."""
+    """A broker that is still loading its tier metadata may report existing offsets as out of
+    range.
+    """
     scene.brokers.fail(FETCH, Fault(), Fault(1))
     assert scene.offsets(fail_on_data_loss=False) == list(range(END))
 
@@ -463,7 +463,7 @@ def test_fetch_returns_all_rows_after_a_temporary_out_of_range_error(scene: Scen
 def test_read_committed_fetch_uses_the_leader_if_broker_versions_are_mixed(
     scene: Scene, leader: int
 ) -> None:
-    """During a rolling upgrade, the leader may be newer or older than the follower."""
+    """During a rolling upgrade, the leader may have a newer or older version than the follower."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"aborted")] * 3)

@@ -50,7 +50,7 @@ def test_kafka_options_without_servers_are_ignored() -> None:
     assert broker_settings({}) == (None, ())
 
 
-def test_default_broker_settings_match_table_plain_options() -> None:
+def test_default_broker_settings_equal_defaults_in_plain_options() -> None:
     parsed = parse_settings()
     assert parsed.bootstrap == (("broker", 9092),)
     assert parsed.security.reveal() == Security("PLAINTEXT")

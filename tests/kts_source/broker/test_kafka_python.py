@@ -46,7 +46,9 @@ def test_msk_client_has_expected_signature() -> None:
 
 
 def test_gssapi_mechanism_uses_only_fields_that_our_subclass_sets() -> None:
-    """Our subclass replaces `__init__`, so it must set each field that inherited methods use."""
+    """The subclass in this product replaces `__init__`, so it must set each field that inherited
+    methods use.
+    """
     used = set()
     for method in (
         SaslMechanismGSSAPI.auth_bytes,

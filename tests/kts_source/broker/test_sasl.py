@@ -260,9 +260,8 @@ def test_aws_login_is_signed_for_the_region_of_the_broker(monkeypatch: pytest.Mo
 
 
 def _signature(message: dict[str, str], secret: str) -> str:
-    """Returns the signature of `message` that botocore computes.
-
-    To let botocore sign it, converts the message to a URL with the same parameters.
+    """Returns the signature that botocore computes for `message`, which is converted to a URL with
+    the same parameters.
     """
     key, _, region, service, _ = message["x-amz-credential"].split("/")
     token = message.get("x-amz-security-token")
@@ -285,7 +284,7 @@ def test_aws_profile_provides_credentials_and_region() -> None:
 
 
 @pytest.mark.usefixtures("no_aws")
-def test_aws_without_credentials_or_region_raises_broker_error(
+def test_aws_login_without_credentials_or_region_raises_broker_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(BrokerError, match="no AWS credentials"):
@@ -298,7 +297,7 @@ def test_aws_without_credentials_or_region_raises_broker_error(
         start_login("AWS_MSK_IAM", AwsCredentials(""), "b1")
 
 
-def test_kerberos_without_gssapi_package_names_the_package(
+def test_error_of_kerberos_login_without_gssapi_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", None)

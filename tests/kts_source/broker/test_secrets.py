@@ -202,7 +202,6 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_option_examples_in_the_docs_are_accepted(example: str, tmp_path: Path) -> None:
-    """The examples are used as documented, except that their file paths are replaced."""
     from tests.kts_source.broker.certificates import jks
 
     files = {

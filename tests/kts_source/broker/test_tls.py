@@ -50,10 +50,8 @@ def serve_tls(
     asks_for_certificate: bool = False,
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[int]:
-    """Runs a TLS server and yields its port.
-
-    The server sends the common name of the client certificate and the TLS version. Then it closes
-    the connection.
+    """Runs a TLS server and yields its port. The server sends the common name of the client
+    certificate and the TLS version, and closes the connection.
     """
     pem = folder / "server.pem"
     pem.write_text(identity.key_pem() + identity.chain_pem)

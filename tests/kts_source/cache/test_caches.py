@@ -1,5 +1,5 @@
-"""Checks that the cache serves repeated reads of the same bytes of the same object version. All
-other reads must go to the store.
+"""Tests that reads of the same bytes of the same object version are served from the cache, and that
+all other reads go to the store.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class SlowStore:
 
 
 class Cached:
-    """Reads ranges of objects of `store` as side files, through the caches of a tier."""
+    """Reads ranges of objects of `store` through the caches of a tier, as readers of side files
+    do.
+    """
 
     def __init__(self, store: ObjectStore, settings: CacheSettings, scope: str = "") -> None:
         self._store = store
@@ -278,8 +280,8 @@ def test_second_scan_without_chunk_cache_reads_only_log_objects(tmp_path: Path) 
 
 
 def encrypted_values(table: pa.Table) -> list[bytes]:
-    """Returns all values in a table that have more than 20 bytes. The cache must not contain them,
-    because the batches are encrypted but not compressed.
+    """Returns all values in a table that have more than 20 bytes. The cache must not contain these
+    values of encrypted segments.
     """
     values = [value for value in table["value"].to_pylist() if value and len(value) > 20]
     assert values

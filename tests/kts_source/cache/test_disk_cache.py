@@ -117,7 +117,7 @@ def test_cache_drops_the_least_recently_used_entries_first(tmp_path: Path) -> No
 
 
 def pass_time(folder: Path, seconds: int = 5) -> None:
-    """Moves the modification times of all cache files `seconds` into the past."""
+    """Moves the modification times of all files in the cache into the past."""
     for path in entries(folder):
         then = path.stat().st_mtime_ns - seconds * 1_000_000_000
         os.utime(path, ns=(then, then))
@@ -284,8 +284,8 @@ def test_lock_of_a_killed_holder_is_released(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["link", "folder"])
 def test_cache_does_not_use_a_replaced_folder(tmp_path: Path, how: str) -> None:
-    """If the cache used the new folder, it could return entries that another user wrote. Their
-    checksums would be valid.
+    """If the cache used the new folder, it could return entries that another user wrote, with valid
+    checksums.
     """
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     cache.put("own", b"own")

@@ -198,8 +198,8 @@ def slices_of(plan: ScanPlan) -> list[SegmentSlice]:
 
 
 def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
-    """Starts `planners` processes that plan a scan at the same time, with the same cache folder.
-    Returns, for each process, the number of store requests and the planned slices as text.
+    """Starts `planners` processes that plan a scan concurrently, with the same cache folder.
+    Returns the number of store requests and the planned slices as text, for each process.
     """
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(planners), context.Queue()

@@ -1,5 +1,5 @@
-"""Tests that two users of a machine can scan with the same `cacheDir`. The second user does not use
-the cache of the first one.
+"""Tests that two users of a machine can scan with the same `cacheDir`. One user's scans must not
+use the other user's cache.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_tail_prints_the_last_records_by_timestamp(
     assert shown == [(row["partition"], row["offset"]) for row in rows[-7:]]
 
 
-def test_tail_with_a_condition_reads_further_back(
+def test_tail_with_a_condition_prints_the_last_matching_records(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     rows = [row for row in expected_rows("codecs") if row["partition"] == 0]
@@ -59,7 +59,7 @@ def test_tail_with_a_condition_reads_further_back(
     assert [json.loads(line) for line in lines] == [{"offset": offset} for offset in wanted]
 
 
-def test_tail_of_more_records_than_exist_prints_all(
+def test_tail_of_more_records_than_exist_prints_all_records(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     lines = output(capfdbinary, "epochs", "--tail", "100000").splitlines()
@@ -67,7 +67,7 @@ def test_tail_of_more_records_than_exist_prints_all(
     assert output(capfdbinary, "epochs", "--tail", "0") == b""
 
 
-def test_partition_selects_partitions_of_the_topic(
+def test_partition_flag_selects_partitions_of_the_topic(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     lines = output(capfdbinary, "txn", "-p", "1", "--columns", "partition,offset").splitlines()
@@ -123,7 +123,7 @@ def test_invalid_format_is_refused_before_reading(
     assert "--format" in capsys.readouterr().err
 
 
-def test_csv_distinguishes_null_empty_and_binary(
+def test_csv_output_distinguishes_null_empty_and_binary_values(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     values = [None, b"", b'a,"b"\n', b"\xff\x00", b"base64:"]
@@ -139,7 +139,7 @@ def test_csv_distinguishes_null_empty_and_binary(
     assert [row[0] for row in parsed[1:4]] == ["", "", 'a,"b"\n']
 
 
-def test_table_aligns_columns_and_truncates_long_values(
+def test_table_output_aligns_columns_and_truncates_long_values(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "70")
@@ -163,7 +163,7 @@ def test_cat_exits_without_error_if_the_pipe_is_closed() -> None:
     assert (child.returncode, err) == (0, b"")
 
 
-def test_follow_prints_the_last_and_then_new_records(tmp_path: Path) -> None:
+def test_cat_with_follow_prints_last_records_and_then_new_records(tmp_path: Path) -> None:
     builder = LogBuilder()
     for number in range(3):
         builder.append([SimpleRecord(b"%d" % number)])

@@ -1,6 +1,5 @@
-"""Tests records with timestamps that Python's `datetime` cannot represent.
-
-Every such row is read, or an error names its offset.
+"""Tests records with timestamps that Python's `datetime` cannot represent. A scan must return each
+of these rows, or raise an error with its offset.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ KEYS = (b"a", b"\xc3\xa9", b"", None, b"\x00\xff")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[int], str]:
-    """Runs `kts find`. Returns three values: the exit code, the printed offsets, and the text on
-    standard error.
+    """Runs `kts find`. Returns the exit code, the printed offsets, and the text on standard
+    error.
     """
     code = main(["find", *arguments])
     out, err = capsys.readouterr()

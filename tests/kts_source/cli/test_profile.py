@@ -1,4 +1,6 @@
-"""Tests options from profiles and environment variables, and which of them wins."""
+"""Tests options from profiles and environment variables, and which value is used if both set an
+option.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.cli.app import main
-from kts_source.cli.profile import profile_names, with_defaults
+from kts_source.cli.scan_options import profile_names, with_defaults
 from kts_source.errors import InvalidOptionError
 from tests.golden_data import TIER
 

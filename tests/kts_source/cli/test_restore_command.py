@@ -1,4 +1,4 @@
-"""Tests the commands `kts restore`, from the plan to the verification."""
+"""Tests the subcommands of `kts restore`, from the plan to the verification."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def test_commands_restore_a_topic(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "copy-0: end is 0, but the restore wrote 900" in capsys.readouterr().out
 
 
-def test_refused_plan_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_restore_of_refused_plan_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value", b"key")])
     with FakeCluster() as brokers:

@@ -18,7 +18,7 @@ import pytest
 import kts_source
 from kts_source.columns import ALL_COLUMNS
 from kts_source.engines import base_scan
-from kts_source.engines.conditions import certain_part, columns_in
+from kts_source.engines.conditions import columns_in, implied_condition
 from kts_source.predicate.model import And, Column, Compare, Op
 from kts_source.read.read_settings import read_schema
 from tests.golden_data import (
@@ -313,10 +313,10 @@ INSTANT = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
         ),
     ],
 )
-def test_certain_part_returns_the_part_of_a_condition_that_can_be_pushed_down(
+def test_implied_condition_is_the_part_of_a_condition_that_can_be_pushed_down(
     expression: pc.Expression, expected: object
 ) -> None:
-    assert certain_part(expression, read_schema(ALL_COLUMNS)) == expected
+    assert implied_condition(expression, read_schema(ALL_COLUMNS)) == expected
 
 
 def test_columns_in_returns_the_columns_that_an_expression_reads() -> None:

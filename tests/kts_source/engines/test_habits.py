@@ -1,4 +1,4 @@
-"""Tests the methods of a scan that users know from Polars, PyIceberg, DuckDB and pyarrow."""
+"""Tests methods of a scan that users know from Polars, PyIceberg, DuckDB or pyarrow."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class Wire:
         return counted
 
     def cost(self, action: Callable[[], object]) -> tuple[int, int]:
-        """Runs `action`. Returns two values: the number of its requests and of its response
-        bytes.
+        """Runs `action`. Returns the number of its requests and the number of bytes of the
+        responses.
         """
         before = self.requests, self.bytes
         action()
@@ -87,7 +87,7 @@ def tier(options: dict[str, str], wire: Wire) -> kts_source.Scan:
 
 @pytest.fixture(scope="module")
 def full_cost(tier: kts_source.Scan, wire: Wire) -> tuple[int, int]:
-    """Reads all rows. Returns two values: the number of requests and of response bytes.
+    """Reads all rows. Returns the number of requests and the number of bytes of the responses.
 
     Each task reads its bytes once, plus at most 10% at chunk boundaries. With `read_committed`, a
     task that ends inside a segment also reads up to the markers of its open transactions.

@@ -1,5 +1,5 @@
-"""Checks that concurrent readers return all rows. They must acquire locks in a consistent order, so
-that no deadlock is possible.
+"""Checks that concurrent readers return all rows, and that all threads acquire locks in a
+consistent order. This order makes deadlocks impossible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECONDS = 6
 
 
 class LockOrders:
-    """Records which locks a thread acquires while it holds other locks. The name of a lock is the
+    """Records which locks a thread acquires while it holds other locks. A lock is named after the
     file and line that created it.
     """
 
@@ -61,8 +61,8 @@ class LockOrders:
             stack.reverse()
 
     def cycles(self) -> list[str]:
-        """Returns the names of locks that threads acquired in contradicting orders. Such locks can
-        cause a deadlock.
+        """Returns the names of locks that threads acquired in contradicting orders, which can cause
+        a deadlock.
         """
 
         def reached(start: str) -> set[str]:
@@ -112,8 +112,8 @@ class WatchedLock:
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> LockOrders:
-    """Replaces the lock classes during the test. Records in which order threads acquire the locks
-    that `kts_source` and `segment_format` create.
+    """Replaces the lock classes during the test. The returned object records in which order threads
+    acquire the locks that `kts_source` and `segment_format` create.
     """
     lock_orders = LockOrders()
 

@@ -1,5 +1,5 @@
 """Defines functions that build a transform with a bound value, for example as a closure, partial or
-method. Also defines values to bind.
+method. Also defines the values.
 """
 
 from __future__ import annotations

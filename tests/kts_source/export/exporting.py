@@ -71,8 +71,8 @@ class Lake:
         return ICEBERG_TABLE if self.table_format == "iceberg" else str(self.folder / "table")
 
     def settings(self, **arguments: Any) -> ExportSettings:  # noqa: ANN401
-        """Returns settings with small commits and without a limit of rejected rows. `arguments`
-        overrides both.
+        """Returns settings with small commits and any number of allowed rejected rows. `arguments`
+        overrides settings.
         """
         if self.table_format == "iceberg":
             arguments["catalog"] = {**self.catalog, "name": "lake"}
@@ -134,7 +134,7 @@ def assert_holds(
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> None:
     """Asserts that the table contains each visible row of the golden `topics` once, and no other
-    row.
+    rows.
     """
     row_count = 0
     for topic in topics:

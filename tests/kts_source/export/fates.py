@@ -1,6 +1,4 @@
-"""Defines the events of random export histories, and the state that the table is expected to
-have.
-"""
+"""Defines the events of random export histories, and the expected state of the table after them."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from kts_source.errors import StoreUnavailableError
 from kts_source.export.task_writer import LocalExecutor
-from kts_source.planning import early_stops, planner
+from kts_source.planning import isolation, planner
 from kts_source.read import read_task
 from kts_source.tier import Tier
 from tests.kts_source.export.killing import Killed
@@ -102,8 +100,8 @@ class Dying:
 
     Args:
         table: The real table.
-        number: Number of commits that succeed before the fatal one.
-        after: True to die after the fatal commit, False to die before it.
+        number: Number of commits that succeed before the commit at which the process is killed.
+        after: True to kill the process after this commit, False to kill it before.
     """
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
@@ -123,12 +121,11 @@ class Dying:
 
 
 def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa: ANN401
-    """Changes `table`: one commit succeeds, but the library reports a conflict or an error for it.
+    """Changes and returns `table`: one commit succeeds, but the library reports a conflict or an
+    error for it.
 
-    Args:
-        table: The table to commit to. It is also the return value.
-        number: Index of this commit, from 0.
-        is_error: True if the library raises an error, False if it reports a conflict.
+    `number` is the index of this commit, from 0. If `is_error` is true, the library raises an
+    error; if false, it reports a conflict.
     """
     attempt, remaining = table._try_commit, [number]
 
@@ -148,12 +145,7 @@ def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa:
 
 def rolled_back(lake: Lake, choice: int) -> bool:
     """Restores an earlier state of a Delta or Iceberg table with the library of its format.
-
-    Args:
-        choice: Selects the earlier state.
-
-    Returns:
-        False if the table has no earlier state.
+    `choice` selects the state. Returns False if the table has no earlier state.
     """
     if lake.table_format == "delta":
         if not DeltaTable.is_deltatable(lake.target):
@@ -183,10 +175,8 @@ def rolled_back(lake: Lake, choice: int) -> bool:
 
 
 class Between(LocalExecutor):
-    """Runs tasks, and calls `act` once during the first commit.
-
-    If `before` is true, calls it before the tasks of the commit. Otherwise calls it after the tasks
-    and before the commit.
+    """Runs tasks, and calls `act` once during the first commit. If `before` is true, calls it
+    before the tasks of the commit; if false, between the tasks and the commit.
     """
 
     def __init__(self, act: Callable[[], object], *, before: bool) -> None:
@@ -220,7 +210,7 @@ def memory_tier(world: World) -> Iterator[None]:
     with (
         without_threads(),
         mock.patch.object(planner, "open_tier", opened),
-        mock.patch.object(early_stops, "open_tier", opened),
+        mock.patch.object(isolation, "open_tier", opened),
         mock.patch.object(read_task, "open_tier", opened),
     ):
         yield

@@ -1,7 +1,7 @@
-"""Runs random histories of an exported topic. Steps of a history change the tier or run an export.
-Exports may be killed, run concurrently, or be repeated.
+"""Runs random histories of an exported topic. Each step of a history changes the tier or runs an
+export. Exports may be killed, run concurrently, or be repeated.
 
-A small model defines the allowed results of each run. After each export, the table must contain
+A small model computes the allowed results of each export. After each export, the table must contain
 each row of the committed offsets exactly once.
 """
 
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 
 class _AmbiguousTierError(Exception):
-    """Raised if a run refused the tier because a leader-epoch checkpoint may be damaged. The tier
-    alone cannot show whether it is.
+    """Raised if a run refused a tier whose leader-epoch checkpoint may be damaged. Whether it is
+    damaged cannot be found out from the tier.
     """
 
 
@@ -89,8 +89,8 @@ class Exporting:
         self._plans: list[tuple[str, list[Expected]]] = []
 
     def check(self) -> None:
-        """Runs all steps. Fails on wrong rows, an unexpected error or a missing error. Stops if the
-        expected result of an export is unknown.
+        """Runs all steps. Fails on wrong rows, an unexpected error or a missing error. Ends early
+        if the expected result of an export is unknown.
         """
         with memory_tier(self._world):
             for step in self._steps:
@@ -100,8 +100,8 @@ class Exporting:
                     return
 
     def _export(self, step: Step) -> bool:
-        """Runs one export step. Returns False if the tier no longer determines the expected result.
-        The history must then end.
+        """Runs one export step. Returns False if the expected result cannot be computed from the
+        tier. The history must then end.
         """
         in_doubt = is_in_doubt(self._world, times=True)
         truth = {} if in_doubt else truth_of(self._world)
@@ -138,8 +138,8 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _later_start(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Runs an export with random `startingOffsets`. It must raise, because the offsets leave a
-        gap after the table or begin before it.
+        """Runs an export with random `startingOffsets`. The offsets leave a gap after the end of
+        the table, or begin before its first offset, so the export must raise an error.
 
         Does nothing if the random offsets have neither problem.
         """
@@ -248,11 +248,9 @@ class Exporting:
         self._races(step, truth, before=False)
 
     def _races(self, step: Step, truth: Mapping[int, PartitionTruth], *, before: bool) -> None:
-        """Runs an export. A second export commits after the first one is planned and before its
-        commit.
-
-        Args:
-            before: True to run the second export before the tasks of the first, False after.
+        """Runs two exports: after the first one is planned and before it commits, the second one
+        commits. If `before` is true, the second export runs before the tasks of the first; if
+        false, after them.
         """
         expected, allowed, must = self._expected(truth)
         other_reports: list[BackfillReport] = []
@@ -309,8 +307,9 @@ class Exporting:
         self._compare()
 
     def _rolled_back(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Undoes commits, or hides the commit log of a folder. The next run must fail. A Delta or
-        Iceberg export must succeed if loss is allowed.
+        """Undoes commits of a Delta or Iceberg table, or hides the commit log of a folder. The next
+        export must fail. If loss is allowed, an export into a Delta or Iceberg table must
+        succeed.
         """
         if self._lake.table_format == "parquet":
             self._without_log(step, truth)
@@ -356,13 +355,11 @@ class Exporting:
         self._world.take(Step("lose", step.b, step.c))
 
     def _raise_if_ambiguous(self, error: DataLossError) -> None:
-        """Handles an error that may be caused by a damaged leader-epoch checkpoint.
-
-        Returns if the message of the error reports another cause.
+        """Returns if the message of `error` does not mention a damaged leader-epoch checkpoint.
 
         Raises:
-            _AmbiguousTierError: A tier with a damaged checkpoint could look like this tier.
-            DataLossError: `error` itself, if no such tier is possible.
+            _AmbiguousTierError: The tier looks like a tier with a damaged checkpoint.
+            DataLossError: `error` itself, because the tier cannot have a damaged checkpoint.
         """
         if "Segments would be skipped because of it" in str(error):
             if not truth_of(self._world)[error.partition or 0].is_start_unsure:
@@ -391,9 +388,7 @@ class Exporting:
         **options: str,
     ) -> BackfillReport | None:
         """Runs an export. Returns its report, or `None` if it raised one of the `allowed` errors.
-
-        Args:
-            must: True if the export must raise one of the allowed errors.
+        If `must` is true, the export must raise one of them.
         """
         try:
             report = self._lake.export(
@@ -418,13 +413,9 @@ class Exporting:
     def _expected(
         self, truth: Mapping[int, PartitionTruth], *, with_table: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
-        """Returns three values: the ranges that a run should write, the allowed errors, and whether
-        the run must fail.
-
-        Args:
-            truth: Expected content of the partitions.
-            with_table: False to ignore the offsets that the table already has.
-            planned: True if the run uses a plan file.
+        """Returns the ranges that a run should write, the allowed errors, and whether the run must
+        fail. If `with_table` is false, ignores the offsets that the table already has. `planned`
+        is true if the run uses a plan file.
         """
         topic_id = newest_incarnation(self._world)
         expected_ranges = []
@@ -475,8 +466,7 @@ class Exporting:
     ) -> tuple[bool, bool]:
         """Compares the log at the last export with the current log, below the end of the table.
 
-        Returns:
-            Two values: whether a run may report a difference, and whether it must report one.
+        Returns whether a run may report a difference, and whether it must report one.
         """
         stop = self._table.ranges[key][1]
         if stop > truth.stop:
@@ -487,8 +477,9 @@ class Exporting:
     def _is_unseen(
         self, key: PartitionKey, truth: PartitionTruth, all_truth: Mapping[int, PartitionTruth]
     ) -> bool:
-        """Returns whether a run must report that the first records of a new partition may be lost:
-        the table has other partitions of the topic, and the log starts above 0.
+        """Returns whether a run must report that the first records of a new partition may be lost.
+        This is the case if the table has other partitions of the topic, and the log starts above
+        0.
         """
         other_keys = (PartitionKey(key.topic_id, number) for number in all_truth)
         return truth.log_start > 0 and any(
@@ -558,11 +549,11 @@ class Exporting:
     def _with_skipped_ends(
         self, expected: Sequence[Expected], named: set[tuple[int, int]]
     ) -> list[Expected]:
-        """Returns the `expected` ranges, each extended to the offset at which the table ends now.
+        """Returns the `expected` ranges, each extended to the offset at which the table now ends.
 
-        With `failOnDataLoss=false`, a run also skips a transaction without a known end, and
-        continues after it. All offsets of an extension must be in `named`, the offsets reported as
-        skipped.
+        With `failOnDataLoss=false`, a run skips a transaction without a known end and continues
+        after it. The run must have reported all offsets of the extensions as skipped, that is, in
+        `named`.
         """
         table = self._lake.table()
         committed = table.load().committed
@@ -578,7 +569,7 @@ class Exporting:
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
-        """Reads the offsets that a failed run committed from the table. Checks that they are within
+        """Reads from the table which offsets a failed run committed. Checks that they are within
         the `expected` ranges, and adds them to the model.
         """
         table = self._lake.table()

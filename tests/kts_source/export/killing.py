@@ -27,8 +27,8 @@ class Steps:
     """Counts the steps of a commit protocol, and kills the run at one of them.
 
     Args:
-        fatal: Index of the fatal step, from 0; None to never kill the run.
-        after: True to die after the fatal step, False to die before it.
+        fatal: Index of the step, from 0, at which the run is killed; None to never kill it.
+        after: True to kill the run after the step, False to kill it before the step.
         really: True to kill this process with SIGKILL, False to raise `Killed`.
     """
 

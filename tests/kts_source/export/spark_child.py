@@ -39,8 +39,8 @@ def start_spark(name: str) -> SparkSession:
 
 @dataclass(frozen=True)
 class SleepsOneSecond:
-    """A transform that sleeps for a second and returns its rows unchanged. So the export takes
-    longer than the five seconds in which the test kills it.
+    """A transform that sleeps for a second and returns its rows unchanged. The export then takes
+    longer than five seconds, and the test can kill it before its end.
 
     Attributes:
         fingerprint: Empty, as without a transform.

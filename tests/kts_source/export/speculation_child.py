@@ -38,9 +38,8 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class SleepsInOneProcess:
-    """A transform that returns its rows unchanged. In one process, it first sleeps for a minute.
-
-    This is the first process that reads an offset of at least 900 in partition 0.
+    """A transform that returns its rows unchanged, but sleeps for a minute in one process: the
+    first process that reads an offset of at least 900 in partition 0.
 
     Attributes:
         folder: Folder in which each process that reads such an offset creates a file. The name of

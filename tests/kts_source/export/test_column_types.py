@@ -120,7 +120,7 @@ def test_column_after_a_list_of_structs_has_its_own_bounds(kind: pa.DataType) ->
     ],
     ids=str,
 )
-def test_equal_column_names_are_refused_before_rows_are_written(
+def test_duplicate_column_names_are_refused_before_rows_are_written(
     tmp_path: Path, table_format: str, names: tuple[str, str]
 ) -> None:
     lake = Lake(tmp_path, table_format)

@@ -1,5 +1,5 @@
-"""Tests exports that continue a table. They read only offsets that the table lacks. They raise an
-error if a gap would remain.
+"""Tests exports that continue a table. They read the offsets that the table lacks, and raise an
+error if the table would then have a gap.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def folder_lake(tmp_path: Path) -> Lake:
-    """Returns a Parquet folder as target. Tests that do not depend on the format use it, because it
-    is the fastest.
+    """Returns a Parquet folder as target. It is the fastest target, for tests that do not depend on
+    the format.
     """
     return Lake(tmp_path, "parquet")
 

@@ -37,10 +37,8 @@ TOPIC_ID = uuid.UUID(int=7)
 def export_in_waves(
     lake: Lake, root: Path, segments: Iterable[SegmentFiles], **options: str
 ) -> CorruptSegmentError | OldBrokerError | None:
-    """Writes a tier with the segments, and exports it with one segment per commit.
-
-    Returns:
-        The error if the export was refused, else None.
+    """Writes a tier with the segments, and exports it with one segment per commit. Returns the
+    error if the export was refused, else None.
     """
     writer = LocalTierWriter(str(root), topic="t", partition=0, topic_id=TOPIC_ID)
     for files in segments:
@@ -135,15 +133,11 @@ def export_damaged_tiers(
     seed: int, folder: Path, *, share: float, flips: int
 ) -> tuple[int, list[str]]:
     """Damages a transaction index of a random log, and exports the tier with one segment per
-    commit. Repeats this for many damages.
+    commit. Repeats this for a `share` of all possible damages. `flips` is passed to
+    `damage_index`.
 
-    Args:
-        share: Share of all damages to try.
-        flips: Argument of `damage_index`.
-
-    Returns:
-        Two values: the number of refused exports, and a text for each damage after which the table
-        had wrong rows.
+    Returns the number of refused exports, and a text for each damage after which the table had
+    wrong rows.
     """
     source = random.Random(seed)
     log = build_log(seed)

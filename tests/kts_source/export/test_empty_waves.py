@@ -120,8 +120,8 @@ def test_offsets_advance_if_transform_rejects_all_rows(lake: Lake, tmp_path: Pat
 
 
 class Numbers:
-    """A row transform that adds a column of numbers. The type of this column is different if no row
-    remains. If `fails`, raises an error for empty batches.
+    """A row transform that adds a column of numbers. If a batch has no rows, the column has another
+    type; if `fails` is true, the transform raises an error instead.
     """
 
     fingerprint = "numbers"

@@ -195,7 +195,7 @@ def test_iceberg_gets_columns_and_files_in_one_commit(
 
 @dataclass
 class AfterAnother:
-    """Wraps a table. Before its first commit, another export adds the new columns and commits its
+    """Wraps a table. Before its first commit, a second export adds the new columns and commits its
     own rows.
     """
 

@@ -263,7 +263,9 @@ def test_small_target_file_bytes_make_many_files(lake: Lake, target_file_bytes: 
 
 
 def only_big(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A transform that returns only rows with a value of more than 60 bytes, and other columns."""
+    """A transform that returns only rows with a value of more than 60 bytes, with changed
+    columns.
+    """
     sizes = pc.binary_length(batch.column("value"))
     rows = batch.filter(pc.fill_null(pc.greater(sizes, 60), False))
     if rows.num_rows == 0:

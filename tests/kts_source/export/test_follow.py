@@ -61,9 +61,9 @@ class Driven:
 
     Attributes:
         steps: Functions, one per pause.
-        pauses: The length of each pause in seconds.
-        rounds: The metrics of each round.
-        seconds_a_round: The simulated duration of a round.
+        pauses: Length of each pause in seconds.
+        rounds: Metrics of each round.
+        seconds_a_round: Simulated duration of a round.
     """
 
     steps: Sequence[Callable[[], object]] = ()

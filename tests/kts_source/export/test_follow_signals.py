@@ -30,9 +30,8 @@ ROWS = list(range(30))
 
 
 class Calls:
-    """Counts calls and returns of kts_source functions while `follow` handles SIGTERM.
-
-    At call or return number `number`, it sends a SIGTERM to this process.
+    """Counts calls and returns of kts_source functions while `follow` handles SIGTERM. Sends a
+    SIGTERM to this process at call or return number `number`.
 
     Attributes:
         count: Number of calls and returns.

@@ -1,7 +1,7 @@
 """Runs random histories of exported topics. After each export, the table must contain each
 committed row once.
 
-The tests detect these errors of an export:
+The tests fail if an export has one of these bugs:
 
 * It runs plan files without a check.
 * It skips offsets below the table or after a gap.

@@ -42,9 +42,9 @@ def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
     """Runs one export in a child process.
 
     Args:
-        fatal: Index of the step of the commit protocol at which the process dies, or `None`. Only
-            used for Parquet folders.
-        after: True to die after this step, False to die before it.
+        fatal: Index of the step of the commit protocol at which the process is killed, or `None`.
+            Used only for Parquet folders.
+        after: True to kill the process after this step, False to kill it before.
         ready: Receives the process id before the export, and the number of steps after it.
     """
     settings = lake.settings()
@@ -70,7 +70,7 @@ class Child:
         self.started = time.monotonic()
 
     def steps(self) -> int:
-        """Waits for the export to end. Returns the number of steps of its commit protocol."""
+        """Waits for the export to end. Returns how many steps of the commit protocol it ran."""
         count: int = self._receiver.recv()
         self.process.join()
         return count

@@ -41,8 +41,8 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier with one partition. An upload either continues the log of earlier uploads or contains
-    another branch of it, as after a leader election.
+    """A tier with one partition. An upload either continues the log of earlier uploads, or contains
+    a different log from some offset on, as after an unclean leader election.
     """
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
@@ -59,7 +59,7 @@ class Elections:
 
         Args:
             spans: Leader epoch, prefix of the values, start offset and stop offset of each segment.
-            only: Uploads only this number of segments, from the end; `None` uploads all.
+            only: Number of segments to upload, counted from the end of the log; `None` uploads all.
         """
         log = LogBuilder(leader_epoch=spans[0][0])
         last = spans[0][0]
@@ -189,7 +189,7 @@ def test_export_of_new_partition_without_its_first_records_raises(
     assert lake.export(tier.options).commits == 0
 
 
-def test_interrupted_first_run_continues_partitions_that_start_above_zero(
+def test_run_after_interrupted_first_run_exports_partition_that_starts_above_zero(
     lake: Lake, tmp_path: Path
 ) -> None:
     tier = Elections(tmp_path / "tier")
@@ -325,7 +325,7 @@ def test_export_into_folder_that_lost_its_commit_log_raises(tmp_path: Path) -> N
     with pytest.raises(ExportError, match="does not record which offsets"):
         lake.export(tier.grow(1).options(), partition_by=["topic"])
     assert table_offsets(lake) == list(range(10))
-    # The advice of the error: another folder.
+    # As the error advises, export to another folder.
     (tmp_path / "again").mkdir()
     other = Lake(tmp_path / "again", "parquet")
     assert other.export(tier.options(), partition_by=["topic"]).rows == 20

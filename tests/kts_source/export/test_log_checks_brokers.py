@@ -32,8 +32,8 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def log_of(*spans: tuple[int, bytes, int]) -> BuiltLog:
-    """Returns a log that consists of `spans`. Each span is (leader epoch, value of all its records,
-    number of records).
+    """Returns a log that consists of `spans`. Each span is (leader epoch, value of all records of
+    the span, number of records).
     """
     builder = LogBuilder(leader_epoch=spans[0][0])
     last = spans[0][0]

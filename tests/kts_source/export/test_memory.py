@@ -20,8 +20,8 @@ BATCHES = 2600
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes a tier with one segment that is larger than the memory limit of a task. Returns its
-    folder.
+    """Writes a tier with one segment that is larger than the memory limit of a task, and returns
+    the folder of the tier.
     """
     folder = tmp_path_factory.mktemp("tier")
     batches = write_uniform_batches(

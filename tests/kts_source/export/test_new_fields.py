@@ -88,7 +88,7 @@ def test_export_fails_before_the_commit_if_new_fields_are_not_allowed(tmp_path: 
     with pytest.raises(SchemaChangedError, match=r"fields that the schema lacks: value\.new"):
         lake.export(topic, on_new_fields="fail")
     assert lake.read().num_rows == 0
-    # The advice of the error.
+    # Do what the error advises.
     topic |= {"value.schema": f"{TYPES}, new bigint"}
     report = lake.export(topic, on_new_fields="fail", schema_evolution="add")
     assert (report.rows, report.new_fields) == (12, ())

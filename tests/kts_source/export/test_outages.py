@@ -40,8 +40,8 @@ class Busy(BaseHTTPRequestHandler):
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yields the URL of an unavailable store. Either no server listens at this URL, or the server
-    answers with status 503.
+    """Yields the URL of an unavailable store: no server listens at this URL, or the server responds
+    with status 503.
     """
     if request.param == "nobody":
         yield NOBODY

@@ -75,8 +75,8 @@ def test_report_is_saved_as_picture(tmp_path: Path) -> None:
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A transform that creates a file named after its process and then sleeps. It sleeps for a
-    minute if two processes have created files.
+    """A transform that creates a file named after its process and sleeps. It sleeps for a minute as
+    soon as two processes have created files.
     """
     folder = Path(os.environ["KTS_TEST_AT_WORK"])
     (folder / str(os.getpid())).touch()

@@ -48,7 +48,7 @@ def test_export_with_wrong_schema_fails_and_keeps_the_offsets(
     error = pickle.loads(pickle.dumps(raised.value))
     assert (error.rejected, error.records, error.topic, error.offset) == (30, 30, TOPIC, 0)
     assert not list(letters.glob("*.parquet"))
-    # The advice of the error: correct the schema and run again.
+    # As the error advises, correct the schema and run again.
     report = lake.export(tier | as_avro(), **arguments, max_rejected="1%")
     assert (report.rows, report.rejected) == (30, 0)
 
@@ -61,7 +61,7 @@ def test_export_fails_if_the_share_of_rejected_records_exceeds_the_limit(
     lake, letters = Lake(tmp_path, "parquet"), str(tmp_path / "letters")
     with pytest.raises(RejectedRowsError):
         lake.export(tier, dead_letters=letters, max_rejected=limit)
-    # The advice of the error: raise max_rejected.
+    # As the error advises, raise max_rejected.
     report = lake.export(tier, dead_letters=letters, max_rejected=f"{bad}%")
     assert (report.rows, report.rejected) == (100 - bad, bad)
 
@@ -181,6 +181,6 @@ def test_error_of_malformed_value_recommends_dead_letters(tmp_path: Path) -> Non
         lake.export(tier)
     assert "PERMISSIVE" not in str(raised.value)
     assert raised.value.offset == 15
-    # The advice of the error, in a table that already has rows.
+    # Do what the error advises, in a table that already has rows.
     report = lake.export(tier, dead_letters=str(tmp_path / "letters"), max_rejected="10%")
     assert (report.rows, report.rejected) == (9, 1)

@@ -45,7 +45,9 @@ class Exports:
         return self.lake.export(self.tier, **{**self.arguments, **arguments})
 
     def correct(self, offsets: set[int] = BAD) -> None:
-        """Replaces the values of dead letters by valid JSON, in the same files."""
+        """Replaces the values of dead letters with valid JSON, in the files that contain the dead
+        letters.
+        """
         for path in self.letters.glob("*.parquet"):
             table = pq.read_table(path)
             values = [
@@ -201,7 +203,7 @@ def test_copied_dead_letters_are_refused(exports: Exports) -> None:
     copy.write_bytes(first.read_bytes())
     with pytest.raises(ExportError, match="contain the same record"):
         exports.run(replay=True)
-    copy.unlink()  # the advice of the error
+    copy.unlink()  # as the error advises
     exports.run(replay=True)
     assert exports.rows() == ALL
 

@@ -1,4 +1,6 @@
-"""Tests that errors about changed settings of an export name the options that the user set."""
+"""Tests that errors about changed settings of an export contain the option names that the user
+set.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.errors import FingerprintError
-from kts_source.export.rule_texts import describe_change, where_sql
+from kts_source.export.fingerprint import describe_change, where_sql
 from kts_source.predicate.parse import parse_predicate
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import SmallTier, table_offsets
@@ -39,7 +41,7 @@ def test_stored_condition_is_shown_as_its_sql(sql: str) -> None:
     assert parse_predicate(shown, None) == parse_predicate(sql, None)
 
 
-def test_unknown_text_is_shown_unchanged() -> None:
+def test_condition_with_unknown_operator_is_shown_unchanged() -> None:
     assert where_sql("Compare(op=<Op.XX: 'x'>)") == "Compare(op=<Op.XX: 'x'>)"
 
 
@@ -76,7 +78,7 @@ def test_error_shows_each_changed_setting_before_and_after(
             lake.export(tier.options(**changed), **arguments)
         assert "Compare(" not in str(raised.value)
         assert "export_id" not in str(raised.value)
-    # The advice of the error: the settings of the first run.
+    # As the error advises, use the settings of the first run.
     lake.export(tier.options(**first))
     assert table_offsets(lake) == [*range(20)]
 

@@ -17,7 +17,7 @@ from tests.kts_source.export.exporting import FORMATS, Lake, source
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOGGER = "kts_source.export.run_log"
+LOGGER = "kts_source.export.run"
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -25,7 +25,7 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_run_logs_start_commits_and_end(
+def test_export_writes_log_lines_about_start_commits_and_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, table_format: str
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -89,7 +89,7 @@ def test_report_has_seconds_of_each_stage(tmp_path: Path) -> None:
     assert report.seconds["decoding"] > 0
 
 
-def test_metrics_have_run_time_and_host(tmp_path: Path) -> None:
+def test_metrics_contain_run_time_and_host(tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     report = Lake(tmp_path, "parquet").export(source(metricsPath=str(folder)))
     lines = [json.loads(file.read_text()) for file in folder.rglob("*.jsonl")]
@@ -105,7 +105,7 @@ def test_summary_of_missing_folder_is_an_error(tmp_path: Path) -> None:
         metrics.summary(str(tmp_path / "missing"))
 
 
-def test_offsets_after_an_open_transaction_are_no_warning(
+def test_offsets_after_an_open_transaction_cause_no_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, LOGGER)

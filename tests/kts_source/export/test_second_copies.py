@@ -34,7 +34,7 @@ def test_topic_of_another_export_is_refused(lake: Lake, tmp_path: Path) -> None:
         lake.export(tier.options(), export_id="other")
     assert (raised.value.topic, raised.value.partition) == ("t", 0)
     assert table_offsets(lake) == [*range(10)]
-    # The advice of the error.
+    # Do what the error advises.
     assert "export_id='first'" in str(raised.value)
     lake.export(tier.options(), export_id="first")
     assert table_offsets(lake) == [*range(20)]

@@ -109,7 +109,7 @@ def test_invalid_settings_are_refused(arguments: dict[str, Any], match: str) -> 
         export_settings("/t", **arguments)
 
 
-def test_job_contains_no_catalog_credentials() -> None:
+def test_export_job_contains_no_catalog_credentials() -> None:
     settings = export_settings(
         "lake.rows", table_format="iceberg", catalog={"uri": "x", "password": "hidden-word"}
     )

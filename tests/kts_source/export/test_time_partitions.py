@@ -1,4 +1,6 @@
-"""Tests partition columns that are hours, days and months of a timestamp, in a time zone."""
+"""Tests partition columns that contain the hour, day or month of a timestamp, in a given time
+zone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ UNITS: dict[str, Callable[[datetime.datetime], Any]] = {
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("zone", [UTC, BERLIN, TOKYO])
-def test_partition_column_is_the_local_unit(unit: str, zone: datetime.tzinfo) -> None:
+def test_partition_column_contains_hour_day_or_month_in_the_given_zone(
+    unit: str, zone: datetime.tzinfo
+) -> None:
     times = [
         datetime.datetime(2025, 3, 30, 0, 59, 59, 999_000, UTC),  # Berlin: before summer time
         datetime.datetime(2025, 3, 30, 1, 0, tzinfo=UTC),
@@ -136,7 +140,7 @@ def test_invalid_time_partition_raises_invalid_option_error(texts: list[str], me
         parse_partition_by(texts)
 
 
-def test_partition_texts_survive_parsing() -> None:
+def test_parsed_partition_fields_are_printed_as_written() -> None:
     texts = ["hour(timestamp, Europe/Berlin) as h", "date(timestamp)", "value.country", "key as k"]
     assert [str(field) for field in parse_partition_by(texts)] == texts
     assert [str(field) for field in parse_partition_by(["day(a, Z)"])] == ["day(a)"]

@@ -95,8 +95,8 @@ def test_kts_export_command_writes_decoded_values_to_delta_table(
 
 
 def die_between_column_and_data_commit(lake: Lake, options: dict[str, str]) -> None:
-    """Runs an export that kills its process after it committed the new columns and before it
-    commits the data.
+    """Runs an export that kills its process after it commits the new columns and before it commits
+    the data.
     """
 
     def die(*_: object, **__: object) -> None:

@@ -1,5 +1,5 @@
-"""Checks that the certificate of a search lists each record that was not read because the tier is
-damaged. The certificate reports which offsets `kts_source.find` has searched.
+"""Checks that a search of a damaged tier lists all unread records in its certificate, which is the
+report of the offsets that `kts_source.find` has searched.
 """
 
 from __future__ import annotations
@@ -107,10 +107,9 @@ def test_read_committed_search_ends_at_undecided_transaction(tmp_path: Path) -> 
 def test_certificate_lists_all_missing_records_after_random_damage(
     tmp_path: Path, seed: int
 ) -> None:
-    """If a search of a damaged tier succeeds, its certificate explains each missing record.
-
-    The record is in an unread range, or the certificate lists a fault of the tier or an object that
-    does not belong to the log (`unserved`).
+    """The certificate explains each missing record of a search that succeeds: the record is in an
+    unread range, or the certificate lists a fault of the tier or an object that does not belong
+    to the log (`unserved`).
     """
     chance = random.Random(seed)
     tier = write_tier(tmp_path / "t", healthy_segments(), compression=chance.random() < 0.5)

@@ -149,7 +149,7 @@ def test_find_by_producer_ids_and_where_returns_matching_rows() -> None:
 
 
 def test_certificate_counts_all_records_for_any_number_of_matches() -> None:
-    """If most rows match, the decoder switches its strategy in the middle of a segment."""
+    """If most rows match, the decoder changes its strategy in the middle of a segment."""
     count = expected_table("codecs", "read_uncommitted").num_rows
     for where in ("timestampType >= 0", "timestampType < 0", "key = 'unknown'"):
         result = search("codecs", {"where": where})

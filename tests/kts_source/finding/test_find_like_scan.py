@@ -24,8 +24,8 @@ START_MS = 1_600_000_000_000
 
 
 def random_keys(chance: random.Random) -> list[bytes | None]:
-    """Returns `None` and keys of all lengths for which the hash function has a separate code path.
-    Also returns copies of these keys with one changed bit.
+    """Returns `None`, keys of all lengths for which the hash function has separate code, and copies
+    of these keys with one changed bit.
     """
     lengths = [0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 62, 63, 64, 65, 1 << 16]
     keys = [b"abcdefgh"[: n % 8] + b"k" * (n - n % 8) for n in lengths]

@@ -233,8 +233,8 @@ def test_invalid_secret_or_folder_of_key_index_is_refused(tmp_path: Path) -> Non
 
 
 def test_key_filter_of_offset_range_is_not_used_for_larger_range(tmp_path: Path) -> None:
-    """The index covers the segment only from offset 1 on, so a search must still return the row at
-    offset 0.
+    """The index covers only offsets from 1 on, so a search must still return the row at offset
+    0.
     """
     builder = LogBuilder()
     builder.append([SimpleRecord(b"v", key) for key in (b"early", b"late", b"late")])

@@ -1,5 +1,5 @@
-"""Checks searches with `partitioner_pruning`. They skip all partitions that Kafka's default
-partitioner never chooses for the keys.
+"""Checks searches with `partitioner_pruning`. They skip all partitions to which Kafka's default
+partitioner never assigns the keys.
 """
 
 from __future__ import annotations

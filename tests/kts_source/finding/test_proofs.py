@@ -140,7 +140,7 @@ def test_search_is_exhaustive_only_if_it_covers_all_records_of_the_topic(tmp_pat
     assert json.loads(certificate.to_json())["outside"] == list(certificate.outside)
 
 
-def test_store_remark_in_plan_keeps_search_exhaustive(
+def test_search_of_plan_with_store_remark_is_exhaustive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remark = "s3fs reads the bucket orders: AWS_ENDPOINT_URL is set"
@@ -215,8 +215,6 @@ def test_certificate_lists_partition_without_segments_as_fault(tmp_path: Path) -
 
 
 class _UnversionedStore(LocalStore):
-    """A store that reports no object versions."""
-
     def list_objects(self, prefix: str, **arguments: Any) -> Iterator[ObjectInfo]:  # noqa: ANN401
         for info in super().list_objects(prefix, **arguments):
             yield dataclasses.replace(info, version=None)

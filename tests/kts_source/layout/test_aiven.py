@@ -68,7 +68,7 @@ def listings(draw: st.DrawFn) -> list[ObjectInfo]:
 
 
 class Listing:
-    """A store that always returns the listing from its constructor."""
+    """A store that always returns the same listing."""
 
     def __init__(self, listing: Sequence[ObjectInfo]) -> None:
         self._listing = listing
@@ -85,10 +85,8 @@ def list_partition(listing: Sequence[ObjectInfo]) -> PartitionListing:
 def parse_listing(
     listing: Sequence[ObjectInfo], prefix: str
 ) -> dict[tuple[int, str], dict[str, str]]:
-    """Parses each file name separately.
-
-    Returns the object keys by segment (base offset and id) and by file suffix. The entry of segment
-    `(-1, "")` contains the unknown files.
+    """Parses each file name separately. Returns the object keys by segment (base offset and id) and
+    by file suffix. Segment `(-1, "")` stands for unknown files.
     """
     keys_by_segment: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for info in listing:

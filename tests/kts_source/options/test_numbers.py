@@ -1,6 +1,5 @@
-"""Checks all options that are numbers.
-
-A scan works with each accepted number. The error for a rejected number names the option.
+"""Checks that a scan works with each accepted number for each numeric option, and that the error
+for a rejected number names the option.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ def test_misspelled_option_raises_error_that_suggests_the_right_name(option: str
     [
         ({"path": None}, "'path' is missing"),
         ({"paths": '["a","b"]'}, "one path"),
-        ({"subscribe": None}, "subscribe, subscribePattern, assign must be given"),
-        ({"assign": '{"orders":[0]}'}, "only one of"),
-        ({"subscribePattern": "o.*"}, "only one of"),
+        ({"subscribe": None}, "subscribe, subscribePattern, assign must be set"),
+        ({"assign": '{"orders":[0]}'}, "exactly one of"),
+        ({"subscribePattern": "o.*"}, "exactly one of"),
         ({"subscribe": " , "}, "must have at least one name"),
         ({"subscribe": None, "subscribePattern": "("}, "not a regular expression"),
         ({"subscribe": None, "assign": "orders"}, "must be JSON"),

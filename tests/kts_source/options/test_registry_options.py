@@ -206,7 +206,7 @@ def test_folder_of_schemas_named_by_uuid_is_used_as_registry(
     assert again.to_table()["value"].to_pylist() == [None]
     monkeypatch.setattr("kts_source.registry.by_id.UNKNOWN_SECONDS", -1.0)
     assert kts_source.scan(options).to_table()["value"].to_pylist() == [{"a": 7, "b": 1}] * 2
-    with pytest.raises(InvalidOptionError, match="must be a folder with avro-glue"):
+    with pytest.raises(InvalidOptionError, match="avro-glue reads schemas only from a folder"):
         parse_options({**options, "value.schema-registry.url": "http://x"})
 
 
@@ -304,6 +304,6 @@ def test_options_hide_registry_credentials() -> None:
     (form,) = options.formats
     assert "hidden-word" not in repr(options) + str(options) + repr(form) + repr(form.registry)
     assert form.registry is not None
-    assert form.registry.shown().password == "hidden-word"
+    assert form.registry.revealed_access().password == "hidden-word"
     assert hash(form) == hash(pickle.loads(pickle.dumps(form)))
     assert form == pickle.loads(pickle.dumps(form))

@@ -1,4 +1,6 @@
-"""Tests that bounds accept dates, timestamps and durations in addition to ms since 1970."""
+"""Tests that offset bounds accept dates, timestamps and durations in addition to milliseconds since
+1970.
+"""
 
 from __future__ import annotations
 

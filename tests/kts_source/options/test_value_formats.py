@@ -124,7 +124,7 @@ def test_password_in_registry_url_is_not_shown(
     (form,) = options.formats
     assert form.registry is not None
     assert form.registry.place == location
-    shown = form.registry.shown()
+    shown = form.registry.revealed_access()
     assert ((shown.user, shown.password) if form.registry.access else None) == auth
     assert "hid" not in repr(options)
     assert options.formats == confluent(url).formats

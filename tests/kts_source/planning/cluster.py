@@ -1,9 +1,10 @@
 """Simulates one partition on a small cluster, and the objects that its brokers copy to a tier.
 
 All in-sync replicas append the same entries. An unclean election can make a lagging replica the
-leader. The other replicas and their uploads then still contain records that are no longer part of
-the log (a dead branch). Each replica rolls its segments independently. A copy can fail at any step,
-can be repeated, and can come from a former leader. A deletion can stop before it is complete.
+leader. Then the logs and uploads of the other replicas still contain records that are no longer
+part of the partition's log (a dead branch). Each replica rolls its segments independently. A copy
+can fail at any step, can be repeated, and can come from a former leader. A deletion can stop before
+it is complete.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ _LOCAL: Final = {
     "leader_epoch_checkpoint": 3,
     "snapshot": 4,
 }
-"""Bit of `remaining` that keeps each kind of file of `LocalTieredStorage`.
+"""For each kind of file of `LocalTieredStorage`, the bit in `remaining` that keeps files of this
+kind.
 
-The log and the transaction index share a bit, because a reader cannot detect that only the index
-is lost.
+The log and the transaction index share a bit, because a reader cannot detect the loss of only the
+index.
 """
 EpochShape = Literal["in the segment", "true starts", "full lineage"]
-"""Which leader epochs a manifest contains.
+"""Leader epochs that a manifest contains.
 
 "in the segment": the epochs of the segment. As in Kafka, the first of them starts at the first
-offset of the segment. "true starts": the same epochs with their true start offsets. "full
-lineage": all epochs of the checkpoint, including epochs that end below the segment.
+offset of the segment. "true starts": the same epochs with their true start offsets. "full lineage":
+all epochs of the checkpoint, including epochs that end below the segment.
 """
 
 
@@ -92,7 +94,7 @@ class Upload:
 
     @property
     def last_epoch(self) -> int:
-        """Newest leader epoch of the copied log."""
+        """Returns the newest leader epoch of the copied log."""
         return self.log[-1].epoch
 
     def __str__(self) -> str:
@@ -167,10 +169,9 @@ class PartitionLife:
             replica.follow(self.leader)
 
     def elect(self, number: int, gap: int) -> None:
-        """Elects replica `number` as leader. An odd `gap` skips a leader epoch.
-
-        If this replica was not in sync, its log becomes the log of the partition, and all other
-        replicas become out of sync.
+        """Elects replica `number` as leader. If `gap` is odd, skips a leader epoch. If this replica
+        was not in sync, its log becomes the log of the partition, and all other replicas become
+        out of sync.
         """
         chosen = self.replicas[number % REPLICAS]
         self.epoch += 1 + gap % 2
@@ -202,7 +203,7 @@ class PartitionLife:
                 leader makes at most one copy after it lost the leadership.
             forgetful: If true, the broker ignores the last finished copy, so it can repeat this
                 copy.
-            fate: How the copy ends. Below 5, it is finished. With 5, all objects exist, but the
+            fate: End of the copy. Below 5, the copy finishes. With 5, all objects exist, but the
                 cluster does not know that the copy is finished. With 6, the last two objects are
                 missing, and with 7, the last object is missing.
         """
@@ -277,10 +278,8 @@ class PartitionLife:
         self._move_log_start(self.leader.log_start + span * share // 24)
 
     def retain(self, count: int, remaining: int) -> None:
-        """Applies retention to the oldest `count` finished uploads of the log.
-
-        Moves the log start to the end of these uploads and deletes their objects. Keeps the objects
-        that the bits of `remaining` select.
+        """Applies retention to the oldest `count` finished uploads of the log: moves the log start
+        to their end and deletes their objects, except those that the bits of `remaining` select.
         """
         finished = [
             (min(copy.stop, divergence(copy.log, self.leader.entries)), copy)
@@ -296,8 +295,8 @@ class PartitionLife:
             self._remove(copy, remaining)
 
     def clean_up(self, number: int, remaining: int) -> None:
-        """Deletes objects of an upload that is not finished, and that is below the log start or
-        lacks an object. Keeps the objects that the bits of `remaining` select.
+        """Deletes objects of an unfinished upload that is below the log start or lacks an object.
+        Keeps the objects that the bits of `remaining` select.
         """
         useless = [
             copy
@@ -309,8 +308,8 @@ class PartitionLife:
             self._remove(useless[number % len(useless)], remaining)
 
     def lose(self, number: int, remaining: int) -> None:
-        """Deletes objects of any upload, as an operator might do by mistake. Keeps the objects that
-        the bits of `remaining` select.
+        """Deletes objects of any upload, as an operator might do by mistake, except those that the
+        bits of `remaining` select.
         """
         if self.uploads:
             self._remove(self.uploads[number % len(self.uploads)], remaining)
@@ -324,7 +323,9 @@ class PartitionLife:
         return any(key in self._store for key in copy.keys if key.endswith(suffix))
 
     def is_described(self, copy: Upload) -> bool:
-        """Returns whether the upload has its last object, which shows that the copy finished."""
+        """Returns whether the object that is written last exists. Its existence shows that the copy
+        finished.
+        """
         return self.has(copy, ".snapshot" if self.is_local else ".rsm-manifest")
 
     def has_checkpoint(self, copy: Upload) -> bool:
@@ -332,8 +333,8 @@ class PartitionLife:
         return self.has(copy, ".leader_epoch_checkpoint" if self.is_local else ".indexes")
 
     def proven_stop(self, copy: Upload) -> int:
-        """Returns the end offset (exclusive) that a reader can find for an upload from the objects
-        of the upload that still exist.
+        """Returns the exclusive end offset of an upload, as far as the existing objects of the
+        upload show it.
         """
         if not self.is_local or self.has(copy, ".log"):
             return copy.stop

@@ -1,7 +1,7 @@
 """Generates, replays and shortens random histories of a tiered topic.
 
-A history is a list of steps. A step that is not possible in the current state does nothing. So any
-list of steps is a valid history, even after some of its steps were removed.
+A history is a list of steps. A step that is not possible in the current state does nothing. A
+history therefore remains valid if some of its steps are removed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Settings and steps that together reproduce a tier."""
+    """Settings and steps from which a tier can be reproduced."""
 
     shape: Shape
     steps: tuple[Step, ...]
@@ -118,9 +118,8 @@ class History:
 
 
 def random_history(source: random.Random) -> History:
-    """Returns a random history, mostly of about 15 to 100 steps.
-
-    Some histories end with steps that lose or damage objects.
+    """Returns a random history, in most cases of 15 to 100 steps. Some histories end with steps
+    that lose or damage objects.
     """
     if source.random() < 0.1:
         return _make_long_open_history(source)
@@ -160,10 +159,8 @@ def random_history(source: random.Random) -> History:
 
 def _make_long_open_history(source: random.Random) -> History:
     """Returns a history in which a transaction stays open while later segments contain only records
-    without a transaction.
-
-    The producer snapshots of a random segment and of all later segments are damaged. In half of the
-    histories, one segment is lost.
+    without a transaction. The producer snapshots of a random segment and of all later segments
+    are damaged. In half of the histories, one segment is also lost.
     """
     steps = [Step("send", 1, 1)]
     count = source.randint(8, 14)
@@ -178,8 +175,7 @@ def _make_long_open_history(source: random.Random) -> History:
 
 
 class World:
-    """The tier of a simulated cluster after the steps of a history, and the partitions of this
-    cluster.
+    """The simulated cluster and its tier after the steps of a history.
 
     Attributes:
         store: Objects of the tier by key.
@@ -206,10 +202,8 @@ class World:
             _apply(step, self.lives[step.partition % len(self.lives)], self.shape)
 
     def has_lost(self, before: Sequence[Replica]) -> bool:
-        """Returns whether the leaders lack records that the previous leaders had.
-
-        Args:
-            before: Leaders before the last step, by partition.
+        """Returns whether the current leaders lack records of the leaders in `before`, who led the
+        partitions before the last step.
         """
         return any(
             divergence(old.entries, life.leader.entries) < old.end
@@ -299,8 +293,8 @@ def _apply(step: Step, life: PartitionLife, shape: Shape) -> None:
 
 
 def shortened(history: History, fails: Callable[[History], bool]) -> History:
-    """Removes steps from a history as long as `fails` returns true for the shorter history. Returns
-    the shortest history that was found.
+    """Removes steps from a history while `fails` returns true for the shorter history. Returns the
+    shortest history for which it returned true.
     """
     steps: Sequence[Step] = history.steps
     size = max(1, len(steps) // 2)

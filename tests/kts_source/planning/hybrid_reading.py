@@ -1,7 +1,7 @@
 """Reads a simulated topic from tier and brokers and compares the rows with the leader's log.
 
-Objects of the tier are lost or damaged. A fake broker serves the leader's complete log, so no row
-may be missing.
+Objects of the tier are lost or damaged. A fake broker has the leader's complete log, so no row may
+be missing.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 
 def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | None]:
-    """Returns two values: the partition for the fake broker, and the log that readers must return.
-    The log is `None` if it has no entries.
+    """Returns the partition for the fake broker, and the log that readers must return. The log is
+    `None` if it has no entries.
 
     A response of the broker also lists aborted transactions that begin up to `reach` offsets after
-    its end.
+    the end of the response.
     """
     leader = life.leader
     if not leader.entries:
@@ -89,18 +89,12 @@ def check_hybrid(
     *,
     by_metadata_topic: bool = False,
 ) -> None:
-    """Reads tier and brokers at both isolation levels and checks the rows.
+    """Reads tier and brokers at both isolation levels and asserts that the rows are those of the
+    leader's log. Counts the results in `outcomes`.
 
-    Args:
-        history: History of the topic.
-        seed: Seed of random choices, such as lost objects.
-        outcomes: Counter of outcomes by name. The function increments it.
-        cluster: Fake cluster to use. By default, a new cluster is created.
-        by_metadata_topic: Whether the tier cannot be listed. The scan then uses the metadata topic.
-            Some records of this topic are lost, repeated or out of order.
-
-    Raises:
-        AssertionError: The rows differ from the leader's log.
+    By default, creates a new fake cluster. If `by_metadata_topic` is true, the tier cannot be
+    listed, and the scan uses the metadata topic, some of whose records are lost, repeated or out of
+    order.
     """
     if cluster is None:
         with FakeCluster() as opened:
@@ -142,9 +136,8 @@ def _serve(
 ) -> tuple[_Disks, list[tuple[BuiltLog | None, int]]]:
     """Creates the newest incarnation of the simulated topic in a fake cluster.
 
-    Returns:
-        Two values: the disks of the brokers, and a list with one pair for each partition. The pair
-        contains the expected log (`None` if it has no entries) and its log start.
+    Returns the disks of the brokers, and a list with one pair for each partition. The pair contains
+    the expected log (`None` if it has no entries) and its log start.
     """
     topic_id, lives = list(world.incarnations.items())[-1]
     served_partitions = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
@@ -189,11 +182,8 @@ def _make_options(
 
 
 class _Disks:
-    """Changes the local log starts of fake brokers. Offsets below them are only in the tier.
-
-    Args:
-        partitions: Partitions whose local log starts change.
-        source: Random generator for the offsets.
+    """The disks of fake brokers, which have only offsets from the local log start on. Changes the
+    local log starts of `partitions` at random.
     """
 
     def __init__(self, partitions: list[FakePartition], source: random.Random) -> None:
@@ -268,8 +258,8 @@ def _read_rows(
 
 
 def _lose(store: dict[str, bytes], source: random.Random, share: float, only: str = "") -> None:
-    """Deletes random objects whose keys end with `only`, or damages them if they are logs. `share`
-    is the probability for each object.
+    """Deletes random objects whose keys end with `only`, but flips a bit in some logs instead of
+    deleting them. `share` is the probability for each object.
     """
     for key in sorted(store) if share else ():
         if key.endswith(only) and source.random() < share:

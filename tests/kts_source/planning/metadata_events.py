@@ -37,10 +37,8 @@ Place = tuple[str, str, int]
 class UnlistableStore(MemoryStore):
     """A store that allows reads and lookups of keys, but refuses listings.
 
-    Args:
-        objects: Bytes by key.
-        hides: Whether lookups of missing keys are also refused, as in S3 without the list
-            permission.
+    If `hides` is true, it also refuses lookups of missing keys, as S3 does without the list
+    permission.
     """
 
     def __init__(self, objects: Mapping[str, bytes], *, hides: bool = False) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class World:
-    """A topic with closed segments in a tier and an active segment on a broker.
+    """A topic whose closed segments are in a tier and whose active segment is on a broker.
 
     Attributes:
         records: Metadata records of each closed segment.
@@ -64,7 +64,7 @@ class World:
 
     @property
     def closed(self) -> tuple[SegmentFiles, ...]:
-        """Closed segments of the log, which are in the tier."""
+        """Returns the closed segments of the log, which are in the tier."""
         return self.log.segments[:-1]
 
     def keys(self, number: int) -> list[str]:
@@ -77,7 +77,9 @@ class World:
         return create_metadata_topic(self.cluster, {self.place: [*values, *extra]})
 
     def plan(self, store: UnlistableStore | None = None, **extra: str) -> ScanPlan:
-        """Plans a scan without listing the tier, and checks the rows that the scan reads."""
+        """Plans a scan without listing the tier, checks the rows that the scan reads, and returns
+        the plan.
+        """
         option_texts = {
             "path": "/",
             "keyPrefix": self.key_prefix,
@@ -106,9 +108,8 @@ class World:
 
 
 def five_segments() -> BuiltLog:
-    """Builds a log of five segments with six batches of two records each.
-
-    The last segment is not closed.
+    """Builds a log of five segments, each with six batches of two records. The last segment is not
+    closed.
     """
     builder = LogBuilder()
     for segment in range(5):

@@ -1,4 +1,4 @@
-"""Reads the tier of a history with different options, and checks the rows that it returns."""
+"""Reads the tier of a simulated history with different options, and checks the returned rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from kts_source.errors import CorruptSegmentError, DataLossError, OffsetOutOfRangeError
 from kts_source.options import parse_options
-from kts_source.planning import early_stops, planner
+from kts_source.planning import planner
 from kts_source.planning.planner import plan_scan
 from kts_source.read import fetch
 from kts_source.read.read_settings import ReadSettings
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 _REQUIRED: Final = frozenset({"index", "leader_epoch_checkpoint"})
-"""Side files that cannot be rebuilt: they contain the end of a copy and its leader epochs."""
+"""Side files that cannot be rebuilt: they contain the end offset and the leader epochs of an
+upload.
+"""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -162,8 +164,8 @@ class Reading:
     ) -> list[Row]:
         """Returns the rows that a read of `ranges` must return.
 
-        If a producer snapshot is damaged, the read may also end at `undecided_rows_from`. If `rows`
-        ends at this offset, the expected rows end at it, too.
+        If a producer snapshot is damaged, the read may also end early, at `undecided_rows_from`. If
+        `rows` ends at this offset, the expected rows end at it, too.
         """
         committed = isolation == "read_committed"
         expected: list[Row] = []
@@ -247,15 +249,16 @@ class Reading:
         is lost, a reader finds only the first offset of that segment.
         """
         return "layout" in self._layout and any(
-            start > self._truth[number].present_stop + 1 for number, (start, _) in ranges.items()
+            start > self._truth[number].missing_end_start + 1
+            for number, (start, _) in ranges.items()
         )
 
     def _is_undecided(self, number: int, bound: Range) -> tuple[bool, bool]:
-        """Returns two values: whether a read of the range `bound` may end early at undecided
-        offsets, and whether it must.
+        """Returns whether a read of the range `bound` may end early at undecided offsets, and
+        whether it must.
 
-        Offsets are undecided if a transaction before them has no known outcome. Both values are
-        equal if no producer snapshot is damaged.
+        Offsets are undecided if they come after the start of a transaction whose outcome is
+        unknown. Both values are equal if no producer snapshot is damaged.
         """
         truth = self._truth[number]
         ends = [truth.decided_stop]
@@ -275,8 +278,8 @@ class Reading:
                 # transaction index is damaged, a read needs snapshots, even if the range ends in
                 # the segment of the index.
                 may = may or bool(truth.missing and truth.spoiled & {"snapshot", "txnindex"})
-                may_here, must_here = truth.lost_outcomes(start, stop)
-                may, must = may or may_here, must or must_here
+                may_fail, must_fail = truth.lost_outcomes(start, stop)
+                may, must = may or may_fail, must or must_fail
         return may, must
 
     def _check_names(self, error: DataLossError, ranges: Mapping[int, Range]) -> None:
@@ -313,7 +316,7 @@ class Reading:
             present_rows = {row for row in rows_due if not truth.is_missing(row[1])}
             allowed_rows = present_rows
             spoiled = "snapshot" in truth.spoiled
-            if isolation == "read_committed" and (spoiled or truth.present_stop < truth.stop):
+            if isolation == "read_committed" and (spoiled or truth.missing_end_start < truth.stop):
                 # A transaction that ends in a hole is skipped, and all other rows are read. If the
                 # last offsets are in a segment of a dead branch, the snapshot of this segment
                 # belongs to another log. Then the reader does not find open transactions without
@@ -370,7 +373,9 @@ def _describe_difference(options: Mapping[str, str], rows: list[Row], expected: 
 
 
 class InTurn(Executor):
-    """Executor that runs each task inside `submit`. Threads are much slower for small tasks."""
+    """Executor that runs each task inside `submit`. Using threads for small tasks would be much
+    slower.
+    """
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
@@ -387,25 +392,18 @@ class InTurn(Executor):
 
 @contextmanager
 def without_threads() -> Iterator[None]:
-    """Makes planner and reader run all tasks in the current thread."""
+    """Makes planner and reader run all tasks in the current thread during a `with` block."""
     with (
         mock.patch.object(planner, "ThreadPoolExecutor", InTurn),
-        mock.patch.object(early_stops, "ThreadPoolExecutor", InTurn),
+        mock.patch("kts_source.planning.isolation.ThreadPoolExecutor", InTurn),
         mock.patch.object(fetch, "ThreadPoolExecutor", InTurn),
     ):
         yield
 
 
 def check_history(history: History, seed: int, outcomes: Counter[str] | None = None) -> World:
-    """Builds the tier of a history, reads it with different options and checks the rows.
-
-    Args:
-        history: History of the topic.
-        seed: Seed of the ranges and the task sizes.
-        outcomes: Counter of outcomes by name. The function increments it.
-
-    Raises:
-        AssertionError: A row or an error is wrong.
+    """Builds the tier of a history, reads it with different options, and asserts that rows and
+    errors are correct. `seed` selects ranges and task sizes. Counts the results in `outcomes`.
     """
     world = World(history)
     Reading(world, random.Random(seed), Counter() if outcomes is None else outcomes).check()

@@ -1,7 +1,7 @@
 """Simulates the log of a partition on one broker.
 
-Replicas that received the same append share one `Entry` object. So tests compare entries of two
-logs by identity, not by leader epoch.
+Replicas that received the same append share one `Entry` object. Entries of two logs can therefore
+be compared by identity, without comparing leader epochs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Entry:
 
 
 def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
-    """Returns the builder of a log with these entries in one segment, which is not closed."""
+    """Returns the builder of a log with these entries in one open segment."""
     builder = LogBuilder(
         start_offset=entries[0].base,
         leader_epoch=entries[0].epoch,
@@ -67,12 +67,8 @@ def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
 
 
 def extend(builder: LogBuilder, entries: Sequence[Entry], epoch: int) -> int:
-    """Appends entries to a log and returns the leader epoch of the last entry.
-
-    Args:
-        builder: Builder of the log.
-        entries: Entries to append.
-        epoch: Current leader epoch of the log.
+    """Appends entries to a log whose current leader epoch is `epoch`. Returns the leader epoch of
+    the last entry.
     """
     for entry in entries:
         if entry.epoch != epoch:
@@ -106,13 +102,13 @@ class Replica:
 
     @property
     def end(self) -> int:
-        """Offset of the next append."""
+        """Returns the offset of the next append."""
         return self.entries[-1].stop if self.entries else 0
 
     @property
     def last_stable_offset(self) -> int:
-        """First offset of the oldest open transaction, or the end of the log if no transaction is
-        open.
+        """Returns the first offset of the oldest open transaction, or the end of the log if no
+        transaction is open.
         """
         open_transactions: dict[int, int] = {}
         for entry in self.entries:
@@ -128,7 +124,9 @@ class Replica:
             self.rolls.append(self.end)
 
     def follow(self, leader: Replica) -> None:
-        """Truncates the log where it diverges from the leader and copies the remaining entries."""
+        """Truncates the log at the first offset that differs from the leader's log, and copies the
+        leader's remaining entries.
+        """
         self.truncate(divergence(self.entries, leader.entries))
         self.entries.extend(leader.entries[len(self.entries) :])
         self.log_start = leader.log_start
@@ -162,8 +160,8 @@ class Replica:
     def epochs(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Returns the leader epochs of offsets [start, stop), each with its start offset.
 
-        An epoch that begins below `start` is returned with start offset `start`, as in Kafka's
-        leader epoch cache.
+        An epoch that begins below `start` has the start offset `start`, as in Kafka's leader epoch
+        cache.
         """
         epochs_seen: list[tuple[int, int]] = []
         for entry in self.entries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kts_source.store.joined_store import beside
+from kts_source.store.joined_store import additional_store_prefix
 from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.planning.replica import build, divergence, extend
 
@@ -38,8 +38,8 @@ def build_local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles,
 
 
 def find_copied_stop(life: PartitionLife, replica: Replica) -> int:
-    """Returns the end of the offsets that finished uploads share with the log of `replica`. A
-    broker may delete its segments below this offset.
+    """Returns the offset up to which finished uploads contain the same entries as the log of
+    `replica`. A broker may delete its segments below this offset.
     """
     return max(
         (
@@ -78,11 +78,10 @@ class DiskWriter:
         high_watermark: int,
         source: random.Random,
     ) -> int:
-        """Writes the partition folder of a replica. Returns the first offset on the disk.
-
-        Omits a random number of the oldest segments that the broker may delete.
+        """Writes the partition folder of a replica. Omits some of the oldest segments that the
+        broker may delete; their number is random. Returns the first offset on the disk.
         """
-        folder = f"{beside(self.number)}{self.topic}-{partition}/"
+        folder = f"{additional_store_prefix(self.number)}{self.topic}-{partition}/"
         segments = build_local_segments(replica, life.interval)
         deletable_stop = max(find_copied_stop(life, replica), replica.log_start)
         droppable = [segment for segment in segments[:-1] if segment.next_offset <= deletable_stop]
@@ -131,7 +130,7 @@ class DiskWriter:
         """Writes the files of the log directory that are outside the partition folders."""
         for name, lines in self._marks.items():
             text = "\n".join(["0", str(len(lines)), *lines, ""])
-            self.store[f"{beside(self.number)}{name}"] = text.encode()
-        self.store[f"{beside(self.number)}meta.properties"] = b"version=1\n"
+            self.store[f"{additional_store_prefix(self.number)}{name}"] = text.encode()
+        self.store[f"{additional_store_prefix(self.number)}meta.properties"] = b"version=1\n"
         if self.is_clean:
-            self.store[f"{beside(self.number)}.kafka_cleanshutdown"] = b""
+            self.store[f"{additional_store_prefix(self.number)}.kafka_cleanshutdown"] = b""

@@ -1,4 +1,4 @@
-"""Compares the rows of a read with the rows of the surviving log."""
+"""Compares the rows of a read with the rows of the expected log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Row = tuple[int, int, bytes | None, bytes | None, int]
 
 
 def list_surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
-    """Returns the rows that a read of `log` at isolation level `isolation` must return, beginning
-    at offset `start`.
+    """Returns the rows from offset `start` on that a read of `log` at isolation level `isolation`
+    must return.
     """
     return [
         (partition, row.offset, row.key, row.value, row.timestamp * 1000)

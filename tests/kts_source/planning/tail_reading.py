@@ -15,7 +15,7 @@ from kts_source.planning.scan_plan import ScanPlan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, World
 from tests.kts_source.planning.memory_store import MemoryStore
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Plans and reads in the current thread."""
+    """Runs plans and reads in the current thread during a `with` block."""
     with without_threads():
         yield
 
 
 def _is_complete(life: PartitionLife, local_starts: list[int]) -> bool:
-    """Returns whether tier and disks together have all offsets that the leader serves.
-    `local_starts` contains the first offset of each disk.
+    """Returns whether tier and disks together have all offsets that consumers can read from the
+    leader. `local_starts` contains the first offset of each disk.
     """
     leader = life.leader
     spans = [
@@ -63,9 +63,9 @@ def _is_complete(life: PartitionLife, local_starts: list[int]) -> bool:
 def _list_allowed_starts(life: PartitionLife) -> set[int]:
     """Returns the log starts that a scan may use.
 
-    A scan may use the leader's log start. It may also use a higher log start of another replica or
-    of an upload if the leader has the same records below it. After an unclean election, the leader
-    may not know that these records were deleted.
+    A scan may use the leader's log start. It may also use the higher log start of a follower or of
+    an upload if the leader has the same records below it. After an unclean election, the leader may
+    not know that these records were deleted.
     """
     leader = life.leader
     starts = {copy.log_start: divergence(copy.log, leader.entries) for copy in life.uploads} | {
@@ -78,10 +78,8 @@ def _list_allowed_starts(life: PartitionLife) -> set[int]:
 def _write_disks(
     store: dict[str, bytes], topic_id: str, lives: Sequence[PartitionLife], source: random.Random
 ) -> list[list[int]]:
-    """Writes the disks of the leaders and of some other brokers.
-
-    Returns:
-        For each partition, the first offset of each disk that contains the end of the leader's log.
+    """Writes the disks of the leaders and of some followers. Returns, for each partition, the first
+    offset of each disk that contains the end of the leader's log.
     """
     brokers = [number for number in range(3) if source.random() < 0.4]
     local_starts: list[list[int]] = [[] for _ in lives]
@@ -104,15 +102,8 @@ def _write_disks(
 
 
 def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
-    """Reads tier and disks at both isolation levels and checks the rows.
-
-    Args:
-        history: History of the topic.
-        seed: Seed of the state of the disks.
-        outcomes: Counter of outcomes by name. The function increments it.
-
-    Raises:
-        AssertionError: Rows are wrong.
+    """Reads tier and disks at both isolation levels and asserts that the rows are correct. `seed`
+    selects the state of the disks. Counts the results in `outcomes`.
     """
     source = random.Random(seed)
     world = World(history)
@@ -164,8 +155,8 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
 def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> None:
     """Reads the tier together with a disk that was copied before the end of the history.
 
-    Checks that the rows equal the leader's log up to the end of the scan. Skips histories in which
-    the leader's log does not continue the log on the disk.
+    Checks that the rows equal the leader's log up to the end of the scan. Does nothing if the
+    leader's log does not continue the log on the disk.
 
     Raises:
         AssertionError: Rows are wrong.
@@ -222,8 +213,8 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
 
 
 def _continues(entries: list[Entry], life: PartitionLife) -> bool:
-    """Returns whether the leader's log continues a disk's replica and the newest upload: it
-    contains all log entries of both. `entries` are the entries of the replica.
+    """Returns whether the leader's log contains all entries of the newest upload and all `entries`
+    of a disk.
     """
     log = life.leader.entries
     if entries and divergence(entries, log) < entries[-1].stop:
@@ -241,10 +232,8 @@ def _is_on_branch(copy: Upload, life: PartitionLife) -> bool:
 def _read_rows(
     option_texts: Mapping[str, str], store: dict[str, bytes]
 ) -> tuple[list[Row], tuple[PartitionPlan, ...], list[str]]:
-    """Plans and reads a scan.
-
-    Returns:
-        Three values: the rows, the partitions of the plan, and "disk" or "tier" for each slice.
+    """Plans and reads a scan. Returns the rows, the partitions of the plan, and "disk" or "tier"
+    for each slice.
     """
     options = parse_options(option_texts)
     tier = Tier(MemoryStore(store))
@@ -257,7 +246,7 @@ def _read_rows(
     for task in plan.tasks:
         batches += read_task(task, reader, settings)
         facts += [
-            "disk" if is_beside(task_slice.objects.log.key) else "tier"
+            "disk" if is_in_additional_store(task_slice.objects.log.key) else "tier"
             for task_slice in task.slices
         ]
     if not batches:

@@ -104,8 +104,8 @@ def list_slices(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
 
 
 def count_aborted(plan: ScanPlan, partition: int) -> int:
-    """Returns the number of aborted transactions of a partition. A transaction that several slices
-    skip counts once.
+    """Returns the number of aborted transactions of a partition. A transaction in several slices
+    counts once.
     """
     return len(
         {

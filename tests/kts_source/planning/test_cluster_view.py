@@ -149,7 +149,7 @@ def test_log_start_that_moves_during_planning_is_not_data_loss(
     plan = plan_scan(options, Tier(MemoryStore({})))
     assert [(partition.start, partition.stop) for partition in plan.partitions] == [(20, 120)]
     brokers.fail(FETCH, Fault(change=move), times=5)
-    with pytest.raises(LeaderChangedError, match="the log of the brokers starts at 70"):
+    with pytest.raises(LeaderChangedError, match="log now starts at offset 70"):
         plan_scan(options, Tier(MemoryStore({})))
 
 
@@ -325,9 +325,7 @@ def test_replay_of_plan_retries_metadata_without_planned_partitions(
 
 
 def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> None:
-    """A follower with an older Kafka version, or one that lags, does not list all aborted
-    transactions.
-    """
+    """A follower that lags or has an older Kafka version does not list all aborted transactions."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"aborted")] * 3)

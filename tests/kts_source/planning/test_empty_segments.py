@@ -1,6 +1,5 @@
-"""Checks closed segments from which compaction removed all records.
-
-Their log object is empty or does not exist.
+"""Checks closed segments from which compaction removed all records. The log object of such a
+segment is empty or missing.
 """
 
 from __future__ import annotations

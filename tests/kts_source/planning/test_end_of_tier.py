@@ -120,7 +120,9 @@ def test_partition_without_objects_is_read_from_brokers_up_to_local_log_start(sc
 
 
 def test_segments_of_dead_branch_do_not_change_the_end_of_the_tier(scene: Scene) -> None:
-    """The leader of epoch 1 wrote segment 3. An unclean election removed this segment again."""
+    """The leader of epoch 1 wrote and copied segment 3. After an unclean election, the log no
+    longer has this segment.
+    """
     scene.write(0, build_log((0, 0, 0, 1)), [3])
     assert scene.read_offsets() == list(range(9))
 

@@ -48,10 +48,8 @@ def slices(draw: st.DrawFn) -> tuple[Any, bool]:
 
 
 def make_full_slice(*sizes: int) -> tuple[Any, bool]:
-    """Returns two values: a slice of a complete segment, and `True` because the slice is the first
-    of its task.
-
-    The chunks of the segment have the sizes `sizes` in bytes.
+    """Returns a slice of a complete segment whose chunks have the sizes `sizes` in bytes, and
+    `True`, because the slice is the first of its task.
     """
     index = variable_index(1, len(sizes), list(sizes))
     task_slice = SimpleNamespace(

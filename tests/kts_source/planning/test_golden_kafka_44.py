@@ -38,8 +38,8 @@ def read_summary(dataset: str) -> list[dict[str, Any]]:
 
 
 def list_topics() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields three values for each incarnation of a topic: the data set, the name of the expected
-    rows, and the summary.
+    """Yields the data set, the name of the expected rows, and the summary of each incarnation of a
+    topic.
     """
     for dataset in (PUBLIC, LOCAL):
         names: set[str] = set()

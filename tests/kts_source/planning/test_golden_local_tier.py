@@ -1,8 +1,8 @@
-"""Checks scans of a `LocalTieredStorage` that a real broker wrote.
+"""Checks that scans of a `LocalTieredStorage` that a real broker wrote return exactly the rows that
+a consumer received.
 
-The scans must return exactly the rows that a consumer received. This tier has no compacted topic.
-So the tests also scan generated logs with segments that end above their last record, as after
-compaction.
+This tier has no compacted topic. The tests therefore also scan generated logs in which, as after
+compaction, segments end above their last record.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Checks scans of random histories.
 
-A scan must return the surviving log or raise an error about lost offsets. For example, the tests
-detect a planner with one of these errors:
+A scan must return the surviving log or raise an error about lost offsets. The tests fail if a
+planner has one of these bugs, for example:
 
 * It chooses the newest segment by offset instead of by leader epoch.
 * It reads a segment beyond the offset at which the segment diverges from the log.
-* It uses only the transaction index of a segment that is read in part.
+* If it reads a part of a segment, it uses only the transaction index of this segment.
 * It ignores holes.
 * It returns records below the log start.
 * It reads the first topic id instead of the newest.
@@ -239,7 +239,7 @@ def test_shortened_history_has_no_unneeded_steps() -> None:
         assert [step.kind for step in shortened(history, fails).steps] == ["roll", "upload"]
 
 
-def test_history_reproduces_same_tier() -> None:
+def test_two_runs_of_a_history_build_equal_tiers() -> None:
     history = random_history(random.Random(2))
     first, second = World(history), World(history)
     assert first.store

@@ -1,4 +1,4 @@
-"""Checks that a scan of a recreated topic reads the same incarnation for all partitions."""
+"""Checks that a scan of a recreated topic reads all partitions from the same incarnation."""
 
 from __future__ import annotations
 

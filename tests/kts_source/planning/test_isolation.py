@@ -1,4 +1,4 @@
-"""Checks which rows a `read_committed` read skips, and where it ends.
+"""Checks which rows a `read_committed` read skips, and at which offset it ends.
 
 The expected results are from a real broker: twelve complete logs, and the offsets that a consumer
 received from each log.
@@ -55,9 +55,7 @@ class GoldenLog:
         return tuple(iter_batches(self.files[f"{base:020d}.log"]))
 
     def tier(self, segments: int) -> PartitionLog:
-        """Returns the partition log of a tier that has the first `segments` segments of this
-        log.
-        """
+        """Returns a partition log with the first `segments` segments of this log."""
         described = [
             make_segment(base, stop - 1)
             for base, stop in zip(self.bases[:segments], self.stops[:segments], strict=True)
@@ -82,9 +80,9 @@ def load_golden_logs() -> tuple[GoldenLog, ...]:
 
 @dataclass
 class FromFiles:
-    """Provides the side files of a golden log. Some of these files can be lost.
+    """Provides the side files of a golden log, that is, its snapshots and indexes.
 
-    `lose_snapshots` and `lose_indexes` contain the base offsets of segments with a lost file, or
+    `lose_snapshots` and `lose_indexes` contain the base offsets of segments whose file is lost, or
     are true if the files of all segments are lost.
     """
 
@@ -125,9 +123,8 @@ def _is_lost(lost: bool | frozenset[int], segment: RemoteSegment) -> bool:
 
 
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
-    """Reads offsets [start, stop) of `tier` as a `read_committed` reader does.
-
-    The reader uses the side files in `state`. Returns the offsets of the records.
+    """Returns the offsets of the records that a `read_committed` reader of `tier` gets from [start,
+    stop). The reader uses the side files in `state`.
     """
     decisions = decide(tier, start, stop, as_side_files(state))
     return [
@@ -145,9 +142,8 @@ def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop:
 
 
 def find_undecided_start(log: GoldenLog, stop: int) -> int:
-    """Returns the first offset of the oldest transaction without a marker below `stop`.
-
-    Returns `stop` if all transactions have a marker.
+    """Returns the first offset of the oldest transaction without a marker below `stop`, or `stop`
+    if all transactions have a marker.
     """
     open_transactions: dict[int, int] = {}
     for base in log.bases:
@@ -163,7 +159,7 @@ def find_undecided_start(log: GoldenLog, stop: int) -> int:
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
-def test_tier_with_lost_side_files_returns_committed_offsets_at_any_length(
+def test_read_of_tier_with_lost_side_files_returns_committed_offsets(
     number: int, lost: str
 ) -> None:
     log = load_golden_logs()[number]

@@ -1,6 +1,5 @@
-"""Checks the error for a wrong or missing key prefix.
-
-The error proposes the right prefix, and its search needs only few listings.
+"""Checks that the error for a wrong or missing key prefix suggests the right prefix, and that few
+listings are enough to find it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.layout.find_layout import find_layout
-from kts_source.planning.tier_hints import MAX_FOLDERS, likely_prefixes
+from kts_source.planning.segment_catalog import MAX_FOLDERS, likely_prefixes
 from kts_source.store.local_store import LocalStore
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import GOLDEN

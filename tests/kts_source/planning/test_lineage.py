@@ -1,7 +1,5 @@
-"""Checks the offsets of a partition log.
-
-The log reads each offset from exactly one segment of the surviving branch. It also lists the
-missing offsets.
+"""Checks that a partition log assigns each offset to exactly one segment of the surviving branch,
+and lists the missing offsets.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def test_usable_range_ignores_epochs_outside_segment(
     st.lists(st.integers(1, 30), min_size=1, max_size=4),
     st.data(),
 )
-def test_partition_log_accepts_clipped_and_unclipped_epoch_starts_in_manifests(
+def test_partition_log_accepts_first_epoch_that_starts_at_or_before_its_segment(
     sizes: list[int], epoch_sizes: list[int], data: st.DataObject
 ) -> None:
     starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]

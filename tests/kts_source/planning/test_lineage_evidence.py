@@ -1,4 +1,4 @@
-"""Checks that a changed digit in a leader-epoch checkpoint never drops rows silently."""
+"""Checks that a changed digit in a leader-epoch checkpoint never drops rows without an error."""
 
 from __future__ import annotations
 

@@ -47,13 +47,9 @@ def write(
 
 
 def lose(root: Path, *suffixes: str, base: int | None = None, under: str = "") -> list[str]:
-    """Deletes objects and returns their names.
-
-    Args:
-        root: Folder of the tier.
-        suffixes: File suffixes of the objects, without a dot.
-        base: Base offset of the objects. By default, objects of all segments are deleted.
-        under: Text that the paths of the objects contain.
+    """Deletes the objects whose suffix is in `suffixes` and returns their names. If `base` is set,
+    deletes only objects of the segment with this base offset. If `under` is set, deletes only
+    objects whose paths contain this text.
     """
     digits = "*" if base is None else f"{base:020d}*"
     paths = [

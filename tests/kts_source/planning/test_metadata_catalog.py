@@ -20,7 +20,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.custom_metadata import CustomMetadata
+from segment_format.manifest.object_names import CustomMetadata
 from tests.kts_source.broker.fake_broker import FakeCluster
 from tests.kts_source.broker.fake_log import FakeLog
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ABORTED, COMMITTED = 7, 8
 BOUND = 6
-"""One past the last offset of the first segment. Two transactions are open there."""
+"""One past the last offset of the first segment. Two transactions are open at this offset."""
 
 
 def _build_log() -> BuiltLog:
@@ -50,12 +50,8 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def _read_offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
-    """Returns the offsets that a read of the first segment returns.
-
-    Args:
-        brokers: Cluster of the partition.
-        tiered: Number of segments in the tier.
-        moved: Number of segments that the broker has deleted from its disk.
+    """Returns the offsets that a read of the first segment returns. The tier has the first `tiered`
+    segments. The broker has deleted the first `moved` segments from its disk.
     """
     log = _build_log()
     store: dict[str, bytes] = {}
@@ -98,9 +94,8 @@ def test_old_broker_raises_broker_error_if_its_disk_starts_after_the_tier(
 def test_segment_tiered_during_planning_is_found_by_a_second_listing(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """After the first listing of the tier, the broker deletes a segment from its disk.
-
-    If `times` is 1, the segment is then in the tier. If `times` is 2, the segment is lost.
+    """After the first listing of the tier, the broker deletes a segment from its disk. If `times`
+    is 1, a second listing finds the segment in the tier. If `times` is 2, the segment is lost.
     """
     log = _build_log()
     store: dict[str, bytes] = {}

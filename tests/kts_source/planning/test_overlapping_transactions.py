@@ -1,9 +1,9 @@
-"""Checks reads of overlapping segments with damaged transaction indexes.
+"""Checks reads of overlapping segments with damaged transaction indexes: a read raises an error or
+returns the right rows.
 
-A read raises an error or returns the right rows. Segments overlap if two leaders rolled their
-segments at different offsets and copied the same records. A read then uses only a part of some
-segments. The producer snapshot of such a segment describes the end of the segment, not of this
-part.
+Segments overlap if two leaders rolled their segments at different offsets and copied the same
+records. A read then uses only a part of some segments. The producer snapshot of such a segment
+describes the end of the segment, not the end of the used part.
 """
 
 from __future__ import annotations
@@ -48,17 +48,19 @@ def plain(count: int) -> Callable[[LogBuilder], object]:
 
 
 def aborted(count: int) -> Callable[[LogBuilder], object]:
-    """Returns a step that appends `count` records to a transaction. A later step aborts it."""
+    """Returns a step that appends `count` records to a transaction that a later step aborts."""
     return lambda builder: builder.send(1, [SimpleRecord(b"aborted")] * count)
 
 
 def abort(builder: LogBuilder) -> object:
-    """Appends the marker that aborts the records of `aborted`."""
+    """Appends the abort marker of the transaction that `aborted` wrote."""
     return builder.abort(1)
 
 
 def commit(builder: LogBuilder) -> object:
-    """Appends a commit marker for the records of `aborted`."""
+    """Appends a commit marker instead of an abort marker for the transaction that `aborted`
+    wrote.
+    """
     return builder.commit(1)
 
 
@@ -71,7 +73,9 @@ def pick(log: BuiltLog, start: int, stop: int) -> SegmentFiles:
 def rolled(
     steps: Sequence[Callable[[LogBuilder], object]], rolls: Container[int], interval: int = 4096
 ) -> BuiltLog:
-    """Builds a log with `steps`. A new segment begins after each step with a number in `rolls`."""
+    """Builds a log with `steps`. A new segment begins after each step whose number is in
+    `rolls`.
+    """
     builder = LogBuilder(index_interval_bytes=interval)
     for number, step in enumerate(steps):
         step(builder)
@@ -84,9 +88,8 @@ def rolled(
 def offsets(
     segments: Sequence[SegmentFiles], read: str, *, local: bool, stop: int, **more: str
 ) -> list[int]:
-    """Writes segments to a tier, and reads them with the kind of plan `read` (one of `READS`).
-
-    Returns the offsets of the rows.
+    """Writes segments to a tier, and returns the offsets that a read returns. `read` is the kind of
+    plan, one of `READS`.
     """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
@@ -167,8 +170,8 @@ def test_transaction_across_hole_before_partly_read_segment_is_committed(
 def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> BuiltLog:
     """Builds segments [0, 2), [2, 5), [5, 6), [6, 7), [7, 8) and [8, 10).
 
-    A transaction begins at 0 and ends at 2. The next transaction of the same producer begins at 3
-    and ends at 8. `end` appends its marker.
+    A transaction has offsets 0 to 2. A second transaction of its producer begins at 3 and ends at 8
+    with the marker that `end` appends.
     """
     steps = [
         aborted(1),
@@ -263,7 +266,7 @@ def test_transaction_across_two_holes_and_invalid_snapshot_keeps_its_outcome(
 
 def check_reads_with_holes(seed: int) -> None:
     """Reads overlapping segments of which one or two are missing. No read may return aborted
-    records. A read may raise an error only if an entry of a transaction index is also missing.
+    records. A read may raise an error only if a transaction index also lacks an entry.
     """
     source = random.Random(seed)
     steps = random_steps(source)
@@ -315,15 +318,11 @@ def hybrid_offsets(
     stop: int,
     start: int = 0,
 ) -> list[int]:
-    """Writes segments to a tier, and reads offsets [start, stop) from the tier and from brokers.
+    """Writes segments to a tier, and reads offsets [start, stop) from the tier and from brokers
+    with this log.
 
-    Args:
-        log: The log of the brokers.
-        segments: Segments of the tier.
-        versions: Maximum version of each request that brokers support, by name of the request.
-        local_start: First offset that brokers have on their disks.
-        stop: End of the read, exclusive.
-        start: First offset of the read.
+    `versions` maps each request to the maximum version that the brokers support. `local_start` is
+    the first offset on the brokers' disks.
     """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t")
@@ -441,10 +440,8 @@ def random_steps(source: random.Random) -> list[Callable[[LogBuilder], object]]:
 
 def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
     """Reads a tier of overlapping segments once for each of many damages of a transaction index.
-
-    Returns:
-        Two values: the number of reads that raised an error, and one text for each read that
-        returned wrong rows without an error.
+    Returns the number of reads that raised an error, and one text for each read that returned
+    wrong rows without an error.
     """
     source = random.Random(seed)
     steps = random_steps(source)

@@ -1,6 +1,5 @@
-"""Counts the requests of planning.
-
-Also checks that a plan from some manifests of a partition equals the plan from all manifests.
+"""Counts the requests of planning. Also checks that a plan that reads only some manifests of a
+partition equals the plan that reads all manifests.
 """
 
 from __future__ import annotations
@@ -43,7 +42,9 @@ HOUR_MS = 3_600_000
 
 
 class TimedListing:
-    """Sets the modification time of listed objects to the event timestamp in their manifest."""
+    """Store that lists each object with the event timestamp in its manifest as modification
+    time.
+    """
 
     def set_times(self, infos: Iterator[ObjectInfo], read: Callable[[str], bytes]) -> Iterator[Any]:
         from dataclasses import replace
@@ -76,7 +77,9 @@ def parse_manifest(data: bytes) -> dict[str, Any]:
 
 
 def find_outcome(option_texts: Mapping[str, str], store: ObjectStore) -> object:
-    """Plans a scan. Returns the content of the plan, or the type of the error."""
+    """Plans a scan. Returns the content of the plan, or the type of the error that planning
+    raised.
+    """
     try:
         plan = plan_scan(parse_options(option_texts), Tier(store))
     except TieredKafkaError as error:
@@ -126,7 +129,9 @@ def extract_content(plan: ScanPlan) -> object:
 
 @pytest.fixture
 def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
-    """Returns a function that plans a scan from all manifests. It returns a plan or an error."""
+    """Returns a function that plans a scan with all manifests, and returns the plan or the raised
+    error.
+    """
 
     def plan(option_texts: Mapping[str, str], store: ObjectStore) -> object:
         with monkeypatch.context() as patched:
@@ -138,8 +143,8 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """Returns a counter: True counts the partitions of which planning read all manifests, False
-    those of which it read some.
+    """Returns a counter of planned partitions. The key True counts partitions for which planning
+    read all manifests; the key False counts the remaining ones.
     """
     counted: Counter[bool] = Counter()
     decided = tier_source.TierLog.decided
@@ -234,10 +239,9 @@ def test_plan_of_offset_window_of_random_log_equals_plan_from_all_manifests(
 
 def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
     """Returns whether the last `NEWEST_UPLOADS` uploads of each partition include its newest
-    segment. The newest segment has the highest leader epoch and, among these, the highest end
-    offset.
+    segment: the one with the highest end offset among the segments of the highest leader epoch.
 
-    A plan that reads only a few manifests is correct only if this is true.
+    A plan that reads only some manifests is correct only if this is true.
     """
     groups: dict[str, list[tuple[int, int, int]]] = {}
     for key, data in objects.items():
@@ -301,7 +305,9 @@ def make_plan(store: ObjectStore, caches: CacheSettings = NO_CACHE, /, **options
 
 
 def count_requests(segments: int, **options: str) -> float:
-    """Returns the planning requests per partition if each partition has `segments` segments."""
+    """Returns the number of planning requests divided by the number of partitions, if each
+    partition has `segments` segments.
+    """
     tier = SimulatedTier(3, segments, latency_seconds=0, aborted_share=10**9)
     make_plan(tier, **options)
     return tier.counters.requests / 3
@@ -349,7 +355,7 @@ def test_plan_from_some_manifests_equals_plan_from_all_manifests() -> None:
 def test_plan_does_not_depend_on_the_number_of_planning_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If there are more threads than partitions, additional threads read the manifests."""
+    """With more threads than partitions, the additional threads read manifests."""
     tier = SimulatedTier(8, 40, latency_seconds=0)
     window = make_window(tier, 20, 22)
     names: list[str] = []

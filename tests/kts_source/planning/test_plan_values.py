@@ -336,9 +336,7 @@ LINEAGE = (
 
 
 def negative_to_none(number: int) -> int | None:
-    """Returns `None` for -1, which Kafka writes for missing numbers, and other numbers
-    unchanged.
-    """
+    """Converts -1, which Kafka writes for missing numbers, to `None`."""
     return None if number < 0 else number
 
 

@@ -1,4 +1,4 @@
-"""Checks the CPU affinity of planning threads, and how many of these threads run concurrently."""
+"""Checks the CPU affinity of planning threads, and how many of them run concurrently."""
 
 from __future__ import annotations
 

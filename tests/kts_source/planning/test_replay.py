@@ -29,10 +29,8 @@ IDS = {"t": "lZ6vvmajTWKDBUTV6SQAtQ", "u": "adh9f8BMS4anaUnD8KWfWg"}
 
 
 def write_tier(folder: Path, *, without: int | None = None) -> None:
-    """Writes two topics of four segments.
-
-    Each segment has seven plain records and two records of an aborted transaction. The segments
-    with number `without` are not written.
+    """Writes two topics of four segments. Each segment has seven plain records and two records of
+    an aborted transaction. In both topics, the segment with number `without` is missing.
     """
     for topic, topic_id in IDS.items():
         log = LogBuilder()
@@ -243,8 +241,8 @@ def test_too_large_plan_file_raises_error_that_names_the_limit(
     source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = write_plan(tmp_path, source)
-    monkeypatch.setattr("kts_source.planning.replay._MAX_BYTES", 100)
-    with pytest.raises(TieredKafkaError, match=r"'planFile'.*at most 100"):
+    monkeypatch.setattr("kts_source.planning.planner._MAX_BYTES", 100)
+    with pytest.raises(TieredKafkaError, match=r"'planFile'.*limit of 100 bytes"):
         kts_source.plan({**source, "planFile": plan})
 
 
@@ -309,10 +307,7 @@ HOSTILE: list[Callable[[Any], Any]] = [
 def test_plan_with_a_hostile_value_is_accepted_or_raises_expected_error(
     source: dict[str, str], tmp_path: Path
 ) -> None:
-    """Replaces each value of a plan with hostile values.
-
-    Parsing and planning must succeed or raise one of the expected errors.
-    """
+    """Replaces each value of a plan with hostile values."""
     options = {**source, "endingOffsets": format_offsets(15), "targetPartitionBytes": "300"}
     plan = write_plan(tmp_path, options)
     document = json.loads((tmp_path / "plan.json").read_text())

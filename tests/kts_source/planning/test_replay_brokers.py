@@ -28,7 +28,9 @@ _END = 120
 
 
 class World:
-    """A tier that lacks only the last segment of a log, a broker with this log, and a plan file."""
+    """A log that a broker has completely, a tier that lacks the last segment of the log, and the
+    path of a plan file.
+    """
 
     def __init__(self, cluster: FakeCluster, folder: Path) -> None:
         builder = LogBuilder(segment_bytes=600)

@@ -239,9 +239,8 @@ def count_rows(options: dict[str, str]) -> list[int]:
 def test_sparse_records_are_split_into_tasks_by_bytes(
     codec: str, limit: int, tmp_path: Path
 ) -> None:
-    """After compaction, there are millions of unused offsets between two records.
-
-    The plan has at most one task for each record, and few tasks in total.
+    """After compaction, millions of offsets between two records are unused. The plan has at most
+    one task for each record, and few tasks in total.
     """
     log = LogBuilder()
     for number in range(20):

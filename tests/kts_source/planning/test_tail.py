@@ -18,7 +18,7 @@ from kts_source.errors import (
 from kts_source.options import parse_options
 from kts_source.planning.describe import describe
 from kts_source.planning.planner import plan
-from kts_source.store.joined_store import is_beside
+from kts_source.store.joined_store import is_in_additional_store
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.layout.kafka_logs.disk import (
@@ -56,7 +56,9 @@ class TierAndDisk:
             writer.write_segment(log.segments[number])
 
     def drop(self, log: BuiltLog, count: int) -> None:
-        """Deletes the first `count` segments of the disk, as a broker does after it tiered them."""
+        """Deletes the first `count` segments of the disk, as a broker does after it copied them to
+        the tier.
+        """
         for segment in log.segments[:count]:
             for path in self.disk.folder.glob(f"{segment.base_offset:020d}.*"):
                 path.unlink()
@@ -80,13 +82,16 @@ class TierAndDisk:
         return rows
 
     def list_slices(self, **extra: str) -> list[tuple[bool, int, int]]:
-        """Returns three values for each slice, in plan order.
-
-        The values are whether the slice is on the disk, its start offset, and its stop offset.
+        """Returns for each slice, in plan order: whether the slice is on the disk, its start
+        offset, and its stop offset.
         """
         tasks = plan(self.make_options(**extra)).tasks
         return [
-            (is_beside(task_slice.objects.log.key), task_slice.start_offset, task_slice.stop_offset)
+            (
+                is_in_additional_store(task_slice.objects.log.key),
+                task_slice.start_offset,
+                task_slice.stop_offset,
+            )
             for task in tasks
             for task_slice in task.slices
         ]
@@ -140,7 +145,7 @@ def test_offsets_missing_in_tier_and_on_disk_raise_data_loss_error(scene: TierAn
 def test_offsets_missing_on_an_older_disk_are_read_from_tier(
     scene: TierAndDisk, level: str
 ) -> None:
-    """The disk was copied before the last segments existed."""
+    """The disk was copied before the last segments were written."""
     older = build_transactions(segments=5)
     scene.disk.write(older, high_watermark=LOG.segments[2].base_offset)
     for segment in LOG.segments[3:]:
@@ -155,9 +160,8 @@ def test_offsets_missing_on_an_older_disk_are_read_from_tier(
 def test_hole_in_tier_above_high_watermark_of_disk_is_read_from_disk(
     scene: TierAndDisk, level: str
 ) -> None:
-    """The high watermark of the disk is older than the tier.
-
-    Records below a tiered segment are replicated, so they are read above this high watermark.
+    """The high watermark of the disk is older than the tier. Records below a tiered segment are
+    replicated, so the scan may read them from the disk above this high watermark.
     """
     scene.copy(LOG, 0, 1, 3)
     scene.disk.write(LOG, high_watermark=LOG.segments[2].base_offset + 3)
@@ -207,7 +211,7 @@ def test_tiered_records_of_transaction_aborted_on_disk_are_not_read(scene: TierA
 
 
 def test_dead_branch_in_tier_is_not_read(scene: TierAndDisk) -> None:
-    """After an unclean election, the leader wrote other records than the tier has."""
+    """After an unclean election, the leader wrote records that differ from those in the tier."""
     dead, alive = LogBuilder(), LogBuilder()
     for builder in (dead, alive):
         builder.append([SimpleRecord(b"first")] * 3)
@@ -257,7 +261,7 @@ def test_disk_partition_with_a_different_topic_id_is_reported(scene: TierAndDisk
     (folder.with_name(f"{TOPIC}-1") / "partition.metadata").unlink()
     Disk(scene.disk.root).write(LOG)
     (note,) = plan(scene.make_options()).notes
-    assert note == f"topic {TOPIC}: on disks, partitions [1] are of another topic id only"
+    assert note == f"topic {TOPIC}: on disks, partitions [1] have another topic id"
 
 
 def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> None:

@@ -1,4 +1,4 @@
-"""Checks scans with `tailPath` if the disks lack files or contain different offsets."""
+"""Checks scans with `tailPath` of disks that lack files or contain different offsets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Checks when the planning of an offset window reads all manifests of a partition.
-
-In all other cases, planning reads only the manifests around the window.
+"""Checks in which cases planning reads all manifests of a partition, and in which cases only those
+near the offsets to read.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 
 
 class Listed:
-    """Fake catalog of segments without objects.
-
-    The upload time of each segment is its event timestamp.
+    """Fake catalog of segments without objects. The upload time of a segment is its event
+    timestamp.
     """
 
     topic_id = "id"

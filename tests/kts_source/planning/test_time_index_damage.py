@@ -15,7 +15,7 @@ from kts_source.errors import TieredKafkaError
 from segment_format.errors import SegmentFormatError
 from segment_format.record.recovery import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests.kts_source.planning.written_logs import find_index_key, read, write_log
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def build_log(seed: int) -> BuiltLog:
 def find_largest(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
-    """Returns the largest timestamp of the batch that contains `offset`, or `None`.
-
-    The search begins at byte `position` of the log. Returns `None` if it finds no such batch.
+    """Returns the largest timestamp of the batch that contains `offset`. Searches the log from byte
+    `position` on, and returns `None` if it finds no such batch.
     """
     return next(max_timestamps_from(read, len(log), position, offset), None)
 
@@ -209,9 +208,8 @@ def build_ascending_log() -> BuiltLog:
 
 
 def lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
-    """Returns a copy of the objects with one changed manifest.
-
-    In the manifest of segment `base`, the largest timestamp is lower by `by_ms`.
+    """Returns a copy of the objects with one changed manifest: the largest timestamp of segment
+    `base` is lower by `by_ms`.
     """
     (key,) = (key for key in objects if f"/{base:020d}-" in key and key.endswith("manifest"))
     manifest = json.loads(objects[key])

@@ -40,10 +40,8 @@ SHARE = 6
 def flip_bits(
     log: BuiltLog, objects: dict[str, bytes], *, local: bool
 ) -> Iterator[tuple[int, int, int, dict[str, bytes]]]:
-    """Flips each bit of each transaction index.
-
-    Yields the base offset of the segment, the byte position in its index, the bit number, and the
-    objects of the tier with this bit flipped.
+    """Flips each bit of each transaction index. Yields the base offset of the segment, the byte
+    position in the index, the bit number, and the objects of the tier with this bit flipped.
     """
     for files in log.segments:
         if not files.txnindex:
@@ -72,16 +70,12 @@ def count_errors(
     stop: int,
     max_flips: int | None = None,
 ) -> int:
-    """Reads a tier once for each flipped bit, and returns how many reads raised an error.
+    """Reads a tier once for each flipped bit, and returns how many reads raised an error. The other
+    reads must return the committed rows of [start, stop).
 
-    Args:
-        seed: Seed of the log.
-        local: Whether the tier has the layout of `LocalTieredStorage`.
-        options: Options of the scan.
-        start: First expected offset.
-        stop: One past the last expected offset.
-        max_flips: Number of bits that are flipped, all of them in the low bytes of producer ids and
-            offsets. `None` flips one bit in `SHARE` of all bits; each run chooses other bits.
+    If `max_flips` is set, flips at most this number of bits, all in the low bytes of producer ids
+    and offsets. If it is `None`, flips one of `SHARE` bits in the entire index; each run chooses
+    other bits.
     """
     log = build_log(seed)
     objects = write_log(log, local=local)
@@ -127,9 +121,8 @@ def test_flipped_bit_of_transaction_index_changes_no_row_with_small_slices(seed:
 
 
 def check(outcomes: Iterable[Outcome]) -> None:
-    """Checks that no read returned wrong rows without an error.
-
-    At least one read must raise an error, and at least one must return the right rows.
+    """Checks that no read returned wrong rows without an error, that a read raised an error, and
+    that a read returned the right rows.
     """
     results = list(outcomes)
     assert any(result.rows is None for result in results)
@@ -231,9 +224,8 @@ def test_tier_without_snapshots_is_read_with_old_brokers() -> None:
 
 
 def compact_twice(builder: LogBuilder) -> BuiltLog:
-    """Removes the records and index entries of all transactions, but keeps their markers.
-
-    Compaction keeps the producer snapshots, so these still list the transactions as open.
+    """Removes the records and index entries of all transactions, but keeps their markers and the
+    producer snapshots. The snapshots still list the transactions as open.
     """
     log = builder.build()
     segments = []

@@ -25,10 +25,7 @@ _ENTRY_BYTES: Final = 34
 
 def build_log(seed: int, *, undecided: bool = False) -> BuiltLog:
     """Builds a log with interleaved, long, empty and fenced transactions, and with plain records.
-
-    Args:
-        seed: Seed of all random choices.
-        undecided: Whether transactions stay open at the end of the log.
+    If `undecided` is true, transactions stay open at the end of the log.
     """
     source = random.Random(seed)
     builder = LogBuilder(index_interval_bytes=source.choice((0, 150, 4096)))
@@ -64,15 +61,13 @@ def build_log(seed: int, *, undecided: bool = False) -> BuiltLog:
 
 
 def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> list[int]:
-    """Returns the offsets that a `read_committed` scan of topic `t` in `objects` reads."""
+    """Returns the offsets that a `read_committed` scan of topic `t` in the tier `objects` reads."""
     return written_logs.read(objects, local, **{"isolationLevel": "read_committed", **options})
 
 
 def damage_index(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
-    """Yields damaged copies of a transaction index.
-
-    Each copy lacks one entry, repeats one entry, or has one flipped bit. The number of copies with
-    a flipped bit is `flips`.
+    """Yields damaged copies of a transaction index: copies without one entry, copies with one
+    repeated entry, and `flips` copies with one flipped bit.
     """
     entries = [index[start : start + _ENTRY_BYTES] for start in range(0, len(index), _ENTRY_BYTES)]
     for number, entry in enumerate(entries):
@@ -93,7 +88,7 @@ def damage_index(index: bytes, source: random.Random, flips: int) -> Iterator[by
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Options of a scan of the tier, and the range of offsets that it covers.
+    """Options of a scan, and the range of offsets that the scan reads.
 
     Attributes:
         name: Kind of scan, for messages.
@@ -158,13 +153,13 @@ class Outcome:
 
     @property
     def is_silently_wrong(self) -> bool:
-        """Whether the read returned wrong rows without an error."""
+        """Returns whether the read returned wrong rows without an error."""
         return self.rows is not None and self.rows != self.expected
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damage of a tier in addition to its transaction index.
+    """Damage of a tier in addition to a damaged transaction index.
 
     Attributes:
         lost_snapshots: Whether all producer snapshots are empty.
@@ -180,7 +175,9 @@ class Damage:
 def _read_healthy_tier(
     log: BuiltLog, tier_reads: list[Read], damage: Damage, *, local: bool
 ) -> Iterator[tuple[Read, list[int]]]:
-    """Reads the tier before its index is damaged. Yields each successful read and its offsets."""
+    """Reads the tier before its transaction index is damaged. Yields each successful read and its
+    offsets.
+    """
     if damage.lost_segment is not None:
         loss = {"failOnDataLoss": "false"}
         tier_reads = [
@@ -216,8 +213,8 @@ def read_damaged_tiers(
         seed: Seed of the log, the bounds and the flipped bits.
         local: Whether the tier has the layout of `LocalTieredStorage`.
         flips: Number of copies of each index that have a flipped bit.
-        damage: Other damage of the tier.
-        share: Fraction of the reads that are done, from 0 to 1.
+        damage: Additional damage of the tier.
+        share: Fraction of the possible reads to run, from 0 to 1.
     """
     source = random.Random(seed)
     log = build_log(seed, undecided=damage.undecided)

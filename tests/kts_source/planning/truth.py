@@ -1,14 +1,14 @@
 """Computes the rows that a scan of a simulated tier must return.
 
 Definitions:
-    newest upload: The upload with the highest leader epoch. If several uploads have this epoch, it
-        is the one with the highest end. Uploads without the object that marks a finished copy do
-        not count.
-    expected log: The log from which the newest upload was copied.
-    present offset: An offset at which a complete upload has the same batch as the expected log.
+    newest upload: The upload with the highest leader epoch. If several uploads have this epoch, the
+        one with the highest end. Uploads without the object that marks a finished copy do not
+        count.
+    surviving log: The log from which the newest upload was copied.
+    present offset: An offset at which a complete upload has the same batch as the surviving log.
     log start: The log start in the newest leader-epoch checkpoint. If no complete upload ends at or
         below this offset, the first present offset.
-    missing offset: An offset of the expected log, at or above the log start, that is not present.
+    missing offset: An offset of the surviving log, at or above the log start, that is not present.
 """
 
 from __future__ import annotations
@@ -71,60 +71,63 @@ class PartitionTruth:
 
     @property
     def last_stable_offset(self) -> int:
-        """End of the log for `read_committed`."""
+        """Returns the end of the log for `read_committed`."""
         return self.log.last_stable_offset()
 
     @property
     def decided_stop(self) -> int:
-        """End of the log for `read_committed`.
-
-        Transactions whose marker is in the missing end of the log are treated as open.
+        """Returns the end of the log for `read_committed` if transactions whose marker is in the
+        missing end of the log count as open.
         """
         open_starts = (
             txn.first_offset
             for txn in self.log.transactions
-            if txn.first_offset < self.present_stop and self._is_open(txn)
+            if txn.first_offset < self.missing_end_start and self._is_open(txn)
         )
         return min(open_starts, default=self.stop)
 
     @property
-    def present_stop(self) -> int:
-        """Start of the missing end of the log, or `stop` if the end of the log is not missing."""
+    def missing_end_start(self) -> int:
+        """Returns the start of the missing offsets at the end of the log, or `stop` if the last
+        offset is not missing.
+        """
         return next((low for low, high in self.missing if high == self.stop), self.stop)
 
     def _is_open(self, txn: Transaction) -> bool:
-        """Returns whether a transaction has no marker below `present_stop`."""
-        return txn.marker_offset is None or txn.marker_offset >= self.present_stop
+        """Returns whether a transaction has no marker below `missing_end_start`."""
+        return txn.marker_offset is None or txn.marker_offset >= self.missing_end_start
 
     @property
     def undecided_rows_from(self) -> int:
-        """End of the log for `read_committed` if no producer snapshot is usable.
+        """Returns the end of the log for `read_committed` if no producer snapshot is usable.
 
-        A reader then finds open transactions only in batch headers. These do not show transactions
-        whose data is below the log start, but such transactions affect no rows.
+        A reader then finds open transactions only in batch headers. It does not find transactions
+        whose data is below the log start, but these affect no rows.
         """
         open_starts = (
             row.batch_base_offset
             for row in self.log.all_rows
             if row.transaction is not None
-            and self.log_start <= row.batch_base_offset < self.present_stop
+            and self.log_start <= row.batch_base_offset < self.missing_end_start
             and self._is_open(self.log.transactions[row.transaction])
         )
         return min(open_starts, default=self.stop)
 
     def rows(self, isolation: str, start: int, stop: int) -> list[Row]:
-        """Returns the rows of offsets [start, stop) of the surviving log, including missing
-        offsets.
+        """Returns the rows of the surviving log in [start, stop) that a consumer with this
+        isolation level would receive if no offset were missing in the tier.
         """
         expected = self.log.rows(isolation, start=start, stop=stop)
         return [_convert_row(self.number, row) for row in expected]
 
     def decided_rows(self, start: int, stop: int) -> list[Row]:
-        """Returns the committed rows of [start, stop) below `undecided_rows_from`."""
+        """Returns the committed rows of [start, stop) that are below `undecided_rows_from`."""
         return self.committed_rows(start, min(stop, self.undecided_rows_from))
 
     def committed_rows(self, start: int, stop: int) -> list[Row]:
-        """Returns the committed rows of [start, stop), also rows above the last stable offset."""
+        """Returns all committed rows of [start, stop), including rows above the last stable
+        offset.
+        """
         return [
             _convert_row(self.number, row)
             for row in self.log.all_rows
@@ -137,10 +140,8 @@ class PartitionTruth:
         return any(start <= offset < stop for start, stop in self.missing)
 
     def find_offset_since(self, timestamp_ms: int, *, include_missing: bool) -> int:
-        """Returns the first offset with a timestamp of at least `timestamp_ms`.
-
-        Returns the end of the log if no offset has such a timestamp. Missing offsets count only if
-        `include_missing` is true.
+        """Returns the first offset with a timestamp of at least `timestamp_ms`, or the end of the
+        log if there is none. Missing offsets count only if `include_missing` is true.
         """
         return next(
             (
@@ -156,9 +157,8 @@ class PartitionTruth:
         """Returns whether a missing offset may be the right result of a search by timestamp.
 
         This requires a missing offset below `found_offset` with a timestamp of at least
-        `timestamp_ms`. It also requires that the hole with this offset ends at or above the lowest
-        first offset of all uploads that were copied since `copied_since_ms`. If there are no such
-        uploads, the second condition is true.
+        `timestamp_ms`. In addition, the hole that contains it must end at or above the lowest first
+        offset of the uploads that were copied since `copied_since_ms`, if there are such uploads.
         """
         recent = min((base for copied, base in self.copied if copied >= copied_since_ms), default=0)
         return any(
@@ -169,13 +169,13 @@ class PartitionTruth:
         )
 
     def lost_outcomes(self, start: int, stop: int) -> tuple[bool, bool]:
-        """Returns two values: whether a `read_committed` scan of [start, stop) may fail because a
-        transaction's outcome is unknown, and whether it must fail.
+        """Returns whether a `read_committed` scan of [start, stop) may fail because a transaction's
+        outcome is unknown, and whether it must fail.
 
         The scan may fail if a hole begins between the first offset and the marker of a transaction
         that begins below `stop`. It must fail if the hole contains the marker, and the transaction
         has rows in [start, stop) below the last stable offset. Transactions whose marker is at or
-        above `present_stop` are still open for the reader, so they do not count.
+        above `missing_end_start` are still open for the reader, so they do not count.
         """
         may_be_lost = is_lost = False
         stable = min(stop, self.last_stable_offset)
@@ -183,7 +183,7 @@ class PartitionTruth:
             if txn.first_offset >= stop or txn.marker_offset is None:
                 continue
             spans = any(
-                txn.first_offset < hole_start <= txn.marker_offset < self.present_stop
+                txn.first_offset < hole_start <= txn.marker_offset < self.missing_end_start
                 for hole_start, _ in self.missing
             )
             may_be_lost = may_be_lost or spans
@@ -230,11 +230,8 @@ def _find_newest_ms(lives: Sequence[PartitionLife]) -> int:
 
 
 def is_in_doubt(world: World, *, times: bool) -> bool:
-    """Returns whether the tier has lost so much that planning must raise an error.
-
-    Args:
-        world: Simulated tier.
-        times: Whether the store reports modification times.
+    """Returns whether the tier has lost so much that planning must raise an error. `times` is true
+    if the store reports modification times.
     """
     lives = world.incarnations[newest_incarnation(world)]
     written = max(
@@ -258,19 +255,14 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
 def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_start: int) -> bool:
     """Returns whether the tier looks like a tier with a damaged checkpoint.
 
-    This is possible if retention deleted the first segments after the newest checkpoint was copied.
-    The log then begins above the log start of the checkpoint. In addition, a copy of another
-    segment must have offsets between these two log starts. Either this copy belongs to a dead
-    branch and ends exactly where the log begins, or it was made by an earlier leader whose log
-    start was inside the segment.
-
-    Args:
-        truth: Expected content of the partition.
-        life: Simulated partition.
-        checkpoint_start: Log start in the newest checkpoint.
+    This is possible if retention deleted the first segments after the newest checkpoint was copied,
+    so that the log begins above `checkpoint_start`, the log start in this checkpoint. In addition,
+    a copy of another segment must have offsets between these two log starts. Either this copy
+    belongs to a dead branch and ends exactly at the start of the log, or it was made by an earlier
+    leader whose log start was inside the segment.
     """
     start = truth.log_start
-    is_present = start < truth.present_stop and not truth.is_missing(start)
+    is_present = start < truth.missing_end_start and not truth.is_missing(start)
     copies = life.complete()
     if not is_present:
         return any(

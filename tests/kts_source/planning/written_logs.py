@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 
 def write_log(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
-    """Writes a log as topic `t` and returns the objects of the tier by key.
-
-    Args:
-        log: Log to write.
-        local: Whether to use the layout of LocalTieredStorage instead of Aiven's layout.
-        lost_segment: Number of a segment that is not written.
+    """Writes a log as topic `t` and returns the objects of the tier by key. If `local` is true,
+    uses the layout of LocalTieredStorage, else Aiven's. Does not write the segment with number
+    `lost_segment`.
     """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
@@ -36,15 +33,11 @@ def write_log(log: BuiltLog, *, local: bool, lost_segment: int | None = None) ->
 def find_index_key(
     objects: Mapping[str, bytes], base_offset: int, suffix: str, *, local: bool
 ) -> str:
-    """Returns the key of the object that contains an index of a segment.
+    """Returns the key of the object that contains an index of the segment with base offset
+    `base_offset`.
 
-    Aiven's layout stores all indexes of a segment in one object.
-
-    Args:
-        objects: Objects of the tier by key.
-        base_offset: Base offset of the segment.
-        suffix: Suffix of the index in LocalTieredStorage, such as `.timeindex`.
-        local: Whether the layout is LocalTieredStorage.
+    `suffix` is the suffix of the index in LocalTieredStorage, such as `.timeindex`. If `local` is
+    false, this is the object of Aiven's layout that contains all indexes of the segment.
     """
     ending = suffix if local else ".indexes"
     name = f"/{base_offset:020d}-"
@@ -52,12 +45,8 @@ def find_index_key(
 
 
 def read(objects: dict[str, bytes], local: bool, **options: str) -> list[int]:
-    """Returns the offsets that a scan of topic `t` in the tier `objects` reads.
-
-    Args:
-        objects: Objects of the tier by key.
-        local: Whether the layout is LocalTieredStorage.
-        options: Additional options of the scan.
+    """Returns the offsets that a scan of topic `t` in the tier `objects` reads. `local` selects the
+    layout of LocalTieredStorage instead of Aiven's.
     """
     layout = {"layout": "local-tiered-storage"} if local else {}
     option_texts = {"path": "/", "subscribe": "t", **layout, **options}

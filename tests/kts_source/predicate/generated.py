@@ -1,4 +1,6 @@
-"""Hypothesis strategies for predicates of every type and for rows that can satisfy them."""
+"""Provides Hypothesis strategies for predicates of every type and for rows that can satisfy
+them.
+"""
 
 from __future__ import annotations
 

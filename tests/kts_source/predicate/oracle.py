@@ -70,7 +70,7 @@ def find_value(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of 
 
 
 def to_comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any field
-    """Returns a value that Python compares as SQL compares values of type `kind`."""
+    """Converts a value so that Python compares the result as SQL compares values of type `kind`."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dt.datetime):

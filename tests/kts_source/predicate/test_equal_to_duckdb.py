@@ -69,10 +69,9 @@ VALUES: Final = pa.array(
 
 
 def _draw_literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
-    """Draws a field and three literals that can be compared with it.
-
-    Returns three values: the field in the syntax of option `where`, the field in the syntax of
-    DuckDB, and a list with each literal in both syntaxes.
+    """Draws a field and three literals that can be compared with it. Returns the field in the
+    syntax of option `where`, the field in the syntax of DuckDB, and a list with each literal in
+    both syntaxes.
     """
 
     def pick(choices: tuple[object, ...], ours: str, theirs: str) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ def test_predicate_text_is_parsed_to_expected_predicate(text: str, expected: Pre
 
 
 def test_predicate_repr_is_stable() -> None:
-    """Export tables store the repr of their condition. A changed repr would break existing
+    """Tables store the repr of the export's condition. A changed repr would break existing
     tables.
     """
     parsed = parse_predicate(

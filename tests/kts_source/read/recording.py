@@ -32,9 +32,8 @@ class FetchRequest(NamedTuple):
 
 
 class RecordingStore:
-    """A store in which every object contains `DATA`.
-
-    Each read is recorded, and waits until event `gate` is set.
+    """A store in which every object contains `DATA`. Each read is recorded, and waits until the
+    event `gate` is set.
     """
 
     def __init__(self) -> None:

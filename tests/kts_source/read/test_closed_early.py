@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def sockets() -> set[str]:
-    """Returns the open sockets of this process."""
     inodes = set()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names that vanish while listed
         try:

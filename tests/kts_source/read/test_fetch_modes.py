@@ -107,9 +107,8 @@ def test_error_of_callback_is_ignored() -> None:
 
 
 class Timed(RecordingStore):
-    """A store that records the thread of each read.
-
-    Each read advances the test's clock by the seconds that the test defines for this read.
+    """A store that records the thread of each read. Each read also advances the test's clock by the
+    next of `seconds`.
     """
 
     def __init__(self, seconds: Sequence[float], clock: Clock) -> None:
@@ -135,9 +134,8 @@ class Clock:
 
 
 def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Makes a read of ten bytes for each duration in `seconds`.
-
-    Returns, for each read, whether the thread of the consumer executed the read.
+    """Makes one read of ten bytes for each duration in `seconds`. Returns, for each read, whether
+    the consumer's own thread executed it.
     """
     clock = Clock()
     monkeypatch.setattr(fetch, "time", clock)

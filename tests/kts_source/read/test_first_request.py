@@ -75,7 +75,9 @@ def test_first_request_reads_a_full_compressed_chunk(monkeypatch: pytest.MonkeyP
 def test_first_request_is_small_even_if_the_whole_task_is_read(
     monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
-    """A small first request returns sooner than a full chunk. Later requests run concurrently."""
+    """A small first request returns sooner than a full chunk, and later requests run
+    concurrently.
+    """
     options = parse_options({**tier_options("codecs"), "targetPartitionBytes": "1g"})
     for module in (segment_source, slice_boundaries):
         monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", 17)

@@ -73,7 +73,7 @@ def read(root: Path, records: list[SimpleRecord], /, **options: str) -> Any:  # 
 
 
 def path_of(client: SchemaRegistryClient, kind: str, text: str) -> str:
-    """Returns the registry path of schema `text`. The serializer must have registered it."""
+    """Returns the registry path of schema `text`, which the serializer must have registered."""
     (version,) = (
         row
         for number in client.get_versions("orders-value")

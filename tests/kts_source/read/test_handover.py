@@ -1,6 +1,5 @@
-"""Tests reads in several threads.
-
-All batches are returned, in order if requested, and only few batches wait for the consumer.
+"""Tests reads in several threads: they return all batches, in order if requested, and buffer only
+few batches that the consumer has not yet taken.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ BAD: dict[int, tuple[bytes, str]] = {
     17: (b'{"country": "CH"}', "amount: "),
     25: (b'{"amount": 1} x', ""),
 }
-"""Maps an offset in partition 0 to an invalid value and the field that the reason names."""
+"""Maps the offset of each invalid value in partition 0 to the value and to the beginning of the
+reason for the error.
+"""
 
 
 def value(number: int) -> bytes:
@@ -43,7 +45,7 @@ def value(number: int) -> bytes:
 
 
 def row(number: int) -> dict[str, object]:
-    """Returns order `number` as the table returns it, but with price and time as text."""
+    """Returns order `number` as a row of the table, but with price and time as text."""
     return {
         "country": "CH" if number % 3 else "Dé",
         "amount": number,
@@ -54,7 +56,7 @@ def row(number: int) -> dict[str, object]:
 
 
 def as_rows(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
-    """Converts price and time of table rows to text, as `row` returns them."""
+    """Converts price and time of table rows to text, for comparison with the results of `row`."""
     return [
         fields and fields | {name: str(fields[name]) for name in ("price", "at")} for fields in rows
     ]

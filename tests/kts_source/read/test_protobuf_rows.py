@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 WHOLE = sample_value("proto3")
 VALUES: list[bytes | None] = [WHOLE, None, b"", b"\x0a\x02x", b"\x20\x09", b"\x0a\x01\xff"]
-"""A complete value, a null, an empty value, a truncated text, state 9, and invalid UTF-8."""
+"""A complete value, a null, an empty value, a truncated text, an unknown enum number 9, and invalid
+UTF-8.
+"""
 BAD = [3, 5]
 
 

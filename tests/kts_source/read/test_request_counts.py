@@ -1,7 +1,7 @@
 """Counts the requests, bytes and listings of scans.
 
 The tier has compressed chunks of 256 KiB, so positions in objects differ from positions in the log.
-Its segments have 16 to 23 MiB, so a scan reads each segment with two or three requests.
+A segment has 16 to 23 MiB, so two or three requests read it.
 """
 
 from __future__ import annotations
@@ -82,10 +82,8 @@ def rows(
     columns: str = "offset,value",
     caches: Caches = NO_CACHES,
 ) -> int:
-    """Reads a plan and returns the number of rows.
-
-    If `batches` is given, reads only this number of batches of the first task, like a query with
-    LIMIT.
+    """Reads a plan and returns the number of rows. If `batches` is given, reads only this number of
+    batches of the first task, like a query with LIMIT.
     """
     options = parse_options({"path": "simulated", "subscribe": TOPIC, "columns": columns})
     reader, settings = (

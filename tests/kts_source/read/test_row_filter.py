@@ -1,6 +1,5 @@
-"""Compares ways to filter rows: with two decoding passes, with one pass, and after a full decode.
-
-The first of two passes decodes only the columns of the condition.
+"""Compares three ways to filter rows: in two decoding passes, the first of which decodes only the
+columns of the condition; in one pass; and after a full decode.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from kts_source.read import row_filter
 from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 from kts_source.read.row_filter import FilteringDecoder
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder, iter_arrow
-from segment_format.testing.batches import SimpleRecord, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import SimpleRecord, write_batch, write_message_set
 from tests.kts_source.predicate.generated import PREDICATES
 from tests.uniform_batches import write_uniform_batches
 

@@ -1,6 +1,5 @@
-"""Checks that bad input raises an error with topic, partition, offset, object and byte.
-
-No scan loses rows silently.
+"""Checks that bad input raises an error with topic, partition, offset, object and byte. No scan may
+lose rows without an error.
 """
 
 from __future__ import annotations

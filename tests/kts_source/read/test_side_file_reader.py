@@ -1,6 +1,5 @@
-"""Checks that adjacent side files are read with one request.
-
-The request must return the same bytes as separate requests.
+"""Checks that adjacent side files are read with one request, which returns the same bytes as
+separate requests.
 """
 
 from __future__ import annotations

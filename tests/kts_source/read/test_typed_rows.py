@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x"}
-"""Maps an offset in partition 0 to an invalid value."""
+"""Maps the offset of each invalid value in partition 0 to the value."""
 REASONS = {
     3: "country: a length is negative or exceeds the value",
     17: "country: the value ends too early",

@@ -1,6 +1,6 @@
 """Checks reads of segments with an unusable offset index.
 
-If the plan did not use the index, the segment is read in full. If the index was damaged after the
+If the plan did not use the index, the read must return all rows. If the index was damaged after the
 plan used it, the read must fail.
 """
 
@@ -30,10 +30,9 @@ def options_from(start: int, **more: str) -> dict[str, str]:
 
 
 def damage_steps(how: int) -> list[Step]:
-    """Returns steps that damage the offset index of both segments.
-
-    `how` is the kind of damage. Some kinds keep the size of the index. The store has no object
-    versions, so a read cannot detect these kinds by the size or the version.
+    """Returns steps that damage the offset index of both segments in the way `how`. Some ways keep
+    the size of the index. The store has no object versions, so readers cannot detect such damage
+    before they parse the index.
     """
     return [Step("spoil", number, 2, how) for number in range(2)]
 

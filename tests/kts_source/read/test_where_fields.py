@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from segment_format.values.decoded import DecodedValues
 
 BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x", 27: text("CH") + b"\x80"}
-"""Maps an offset in partition 0 to an invalid value.
-
-In 27 the amount is truncated. 25 is complete, but has extra bytes, which every decoder notices.
+"""Maps the offset of each invalid value in partition 0 to the value. At 27 the amount is truncated.
+The value at 25 is complete, but followed by extra bytes, which every decoder rejects.
 """
 
 
@@ -56,8 +55,8 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 
 
 def offsets(options: dict[str, str], where: str) -> list[int]:
-    """Returns the offsets of the rows that match `where`. Checks that the option `where` and the
-    method `Scan.where` return the same rows.
+    """Returns the offsets of the rows that match `where`, after checking that the option `where`
+    and the method `Scan.where` return the same rows.
     """
     by_option: list[int] = (
         kts_source.scan(options | {"where": where}).to_table()["offset"].to_pylist()

@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 NUMERIC: Final = ("i", "l", "f", "d", "p", "q")
 OPS: Final = ("=", "<>", "<", "<=", ">", ">=", "<=>", "IS DISTINCT FROM")
 Path = tuple[str, ...]
-"""Names of a nested field. The first letters of the last name are its kind, see `KINDS`."""
+"""Names of a nested field, from the outermost to the innermost. The first letters of the last name
+are the field's kind, see `KINDS`.
+"""
 
 ROWS: Final = 40
 CONDITIONS: Final = 12
 
 
 class Generated:
-    """Generates a schema, values and conditions from a seed.
-
-    Strategies of Hypothesis would generate less varied examples.
+    """Generates a schema, values and conditions from a seed. Hypothesis strategies would generate
+    less varied examples.
     """
 
     def __init__(self, seed: int) -> None:
@@ -73,7 +74,7 @@ class Generated:
         return self._of("permissive", "dropmalformed")
 
     def condition(self, depth: int = 0) -> str:
-        """Returns a random condition. `depth` is the number of AND, OR and NOT around it."""
+        """Returns a random condition inside `depth` levels of AND, OR and NOT."""
         kind = self._chance.randint(0, 9)
         if depth < 3 and kind < 3:
             terms = [self.condition(depth + 1) for _ in range(self._chance.randint(2, 3))]
@@ -168,10 +169,9 @@ def batch_of(values: Sequence[bytes | None]) -> pa.RecordBatch:
 
 
 def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Table:
-    """Filters the rows of `batch` with `TypedRows` and returns the rows that match `where`.
-
-    Also checks that the conditions on fields and the other conditions of `where`, evaluated one
-    after the other, match the same rows.
+    """Returns the rows of `batch` that match `where`, filtered with `TypedRows`. Also checks that
+    the conditions on fields and the remaining conditions, evaluated one after the other, match
+    the same rows.
     """
     plain, of_fields = split_by_fields(where)
     columns = ["offset", "value", *([] if form.error_column is None else [form.error_column])]

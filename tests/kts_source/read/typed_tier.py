@@ -37,7 +37,7 @@ SCHEMA: dict[str, Any] = {
     ],
 }
 OLD: dict[str, Any] = {**SCHEMA, "fields": SCHEMA["fields"][:4]}
-"""Schema of an earlier writer."""
+"""Schema of an earlier writer, with fewer fields."""
 
 
 def long(value: int) -> bytes:
@@ -54,8 +54,8 @@ def text(value: str) -> bytes:
 
 
 def avro(number: int, *, old: bool = False) -> bytes:
-    """Returns order `number` as Avro bytes. With `old`, an earlier schema with fewer fields is
-    used.
+    """Returns order `number` as Avro bytes. If `old` is true, an earlier schema with fewer fields
+    is used.
     """
     value = text("CH" if number % 3 else "DE") + long(number) + long(T0 + number) + long(number)
     if old:

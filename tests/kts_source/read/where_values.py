@@ -1,4 +1,4 @@
-"""Encodes values of every type that conditions can compare, as an Avro producer writes them."""
+"""Encodes values of every type that conditions can compare, in the same way as an Avro producer."""
 
 from __future__ import annotations
 

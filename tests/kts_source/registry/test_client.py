@@ -1,4 +1,6 @@
-"""Tests requests to a registry: retries, credentials, and that no credentials reach other hosts."""
+"""Tests requests to a registry: retries, credentials, and that credentials are not sent to other
+hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Checks that malformed responses and schema files raise errors.
-
-They must not be treated as proof that the registry does not know a schema.
+"""Checks that malformed responses and schema files raise errors, and do not count as a missing
+schema.
 """
 
 from __future__ import annotations

@@ -81,7 +81,9 @@ def read_page(html: str) -> Page:
 
 
 def as_shown(value: Any) -> Any:  # noqa: ANN401  # of JSON
-    """Returns a value in the form of the page: integers too large for JavaScript become text."""
+    """Returns a value as the page contains it: integers that are too large for JavaScript are
+    texts.
+    """
     if isinstance(value, list | tuple):
         return [as_shown(item) for item in value]
     if type(value) is int and abs(value) > _EXACT:

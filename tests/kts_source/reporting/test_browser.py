@@ -31,10 +31,8 @@ pytestmark = pytest.mark.slow
 def open_page(
     tmp_path: Path, html: str, look: Callable[[Browser], Awaitable[None]], name: str
 ) -> float:
-    """Opens a page, runs `look`, and checks that the page logs nothing and sends no request.
-
-    Returns:
-        Seconds until the page was drawn.
+    """Opens a page and passes its browser tab to `look`. Checks that the page logs nothing and
+    sends no request. Returns the seconds until the page was drawn.
     """
     chromium()
     file = tmp_path / f"{name}.html"
@@ -125,7 +123,7 @@ def test_page_supports_search_keyboard_and_mouse(tmp_path: Path) -> None:
 def test_page_uses_dark_and_print_styles(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         light = await tab.screenshot()
-        await tab.look(prefers_color_scheme="dark")
+        await tab.emulate_media(prefers_color_scheme="dark")
         assert await tab.screenshot() != light
         paper = "getComputedStyle(document.documentElement).getPropertyValue('--page').trim()"
         assert await tab.run(paper) == "#12161c"

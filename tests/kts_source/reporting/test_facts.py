@@ -1,4 +1,6 @@
-"""Checks the numbers of a report against `describe`, segment lists, plans and files."""
+"""Checks the numbers of a report against the results of `describe`, the listed segments, plans and
+file sizes.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,16 @@ def cli(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> st
 
 
 def snake_cased(text: str) -> list[dict[str, Any]]:
-    """Parses JSON rows, and names their fields like attributes in Python."""
+    """Parses JSON rows, and converts the names of their fields to snake case."""
     return [
         {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name): row[name] for name in row}
         for row in json.loads(text)
     ]
 
 
-def test_page_numbers_match_kts_topics(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_figures_on_report_page_equal_output_of_kts_topics(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     rows = snake_cased(cli(capsys, "topics", "--json"))
     cli(capsys, "report", "--output", str(tmp_path / "report.html"))
     page = read_page((tmp_path / "report.html").read_text())
@@ -66,7 +70,7 @@ def test_page_numbers_match_kts_topics(capsys: pytest.CaptureFixture[str], tmp_p
     assert totals["topics"] == len(TOPICS)
 
 
-def test_page_segments_match_kts_segments(
+def test_segments_on_report_page_equal_output_of_kts_segments(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = json.loads(cli(capsys, "segments", "--json"))
@@ -116,14 +120,14 @@ def test_page_segments_match_kts_segments(
     assert states == {"served", COVERED}
 
 
-def test_full_read_cost_matches_plan() -> None:
+def test_read_cost_in_report_equals_estimate_of_plan() -> None:
     facts = kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).facts
     plan = kts_source.plan(tier_options(TOPICS, isolationLevel="read_committed"))
     summary = plan.explain().splitlines()[1]
     assert f"{facts.cost.read_requests:,} requests for {facts.cost.read_bytes:,} stored" in summary
 
 
-def test_stored_bytes_match_objects() -> None:
+def test_stored_bytes_in_report_equal_object_sizes() -> None:
     facts = kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).facts
     counted_bytes = sum(facts.cost.served_bytes.values()) + sum(facts.cost.unserved_bytes.values())
     counted_bytes += facts.cost.side_file_bytes + facts.cost.orphan_bytes
@@ -138,8 +142,7 @@ def test_stored_bytes_match_objects() -> None:
 
 def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
     """Writes one segment for each number in `days`, with a record that many days after `NOW_MS`.
-
-    Also writes one segment with a record 400 days after `NOW_MS`.
+    Writes an additional segment with a record 400 days after `NOW_MS`.
     """
     builder = LogBuilder()
     for day in [*days, 400]:

@@ -114,7 +114,7 @@ def test_hostile_texts_are_escaped(text: str) -> None:
 
 def columns_of(count: int, seed: int = 3, *, unserved: int = 0) -> SegmentColumns:
     """Returns `count` segments with random sizes and times in 30 partitions. The first `unserved`
-    segments have a state that readers do not serve.
+    segments have a state in which readers ignore them.
     """
     random = np.random.default_rng(seed)
     partitions = np.sort(np.arange(count) % 30)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.restore.verification import status_restore
+from kts_source.restore.committing import status_restore
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
@@ -41,7 +41,7 @@ def _log() -> BuiltLog:
 
 @pytest.fixture
 def restored(tmp_path: Path, cluster: NewCluster) -> NewCluster:
-    """Returns a new cluster with a restored topic, whose brokers serve it."""
+    """Returns a new cluster with a restored topic, which consumers can read from its brokers."""
     log = _log()
     writer = LocalTierWriter(tmp_path / "tier", topic="orders")
     for files in log.segments:

@@ -1,4 +1,6 @@
-"""Tests how restored topics are handed over to producers and consumers."""
+"""Tests the commit of a restore: new producer ids, committed group offsets and topic
+configurations.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import BrokerError, InvalidOptionError
-from kts_source.restore.committing import commit_restore
+from kts_source.restore.committing import commit_restore, status_restore
 from kts_source.restore.restore_plan import read_plan
-from kts_source.restore.verification import status_restore
 from tests.kts_source.broker.fake_node import (
     ALTER_CONFIGS,
     COORDINATOR,
@@ -36,7 +37,7 @@ def _commit(
     return commit_restore(path, cluster.target, configs=configs or {}, groups=groups or {})
 
 
-def test_producer_ids_of_every_broker_are_above_the_old_ones(restored: NewCluster) -> None:
+def test_new_producer_ids_of_every_broker_are_above_restored_ids(restored: NewCluster) -> None:
     restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=3)
     _commit(restored)
     assert restored.brokers.producer_ids[0] == OLD_PRODUCER + 1
@@ -94,7 +95,7 @@ def test_invalid_configuration_is_reported(restored: NewCluster) -> None:
     assert status_restore(str(restored.plan_file))[-2] != "committed"
 
 
-def test_other_rows_on_the_brokers_prevent_the_commit(restored: NewCluster) -> None:
+def test_missing_rows_on_the_brokers_prevent_the_commit(restored: NewCluster) -> None:
     partition = restored.brokers.topics["orders"][1][0]
     partition.log = replace(partition.log, batches=partition.log.batches[:-1])
     with pytest.raises(InvalidOptionError, match="the restore is not verified: orders-0"):

@@ -1,4 +1,4 @@
-"""Tests what a restore plan contains, and every reason to refuse."""
+"""Tests the content of a restore plan, and every reason to refuse one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def test_topic_with_records_is_refused(cluster: NewCluster) -> None:
     assert "epochs-0 of the new cluster is not empty: it has offsets [0, 1)" in text
 
 
-def test_fewer_partitions_are_refused_and_more_are_noted(cluster: NewCluster) -> None:
+def test_new_topic_with_fewer_partitions_is_refused_and_with_more_is_noted(
+    cluster: NewCluster,
+) -> None:
     cluster.add_topic("wide", partitions=5)
     (text,) = cluster.plan(tier_options("wide")).refusals
     assert "wide-5 does not exist in the new cluster, which has 5 partitions" in text

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import InvalidOptionError
+from kts_source.restore.committing import status_restore, verify_restore
 from kts_source.restore.restore_plan import read_plan
-from kts_source.restore.verification import status_restore, verify_restore
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_log import fake_log
 
@@ -21,7 +21,7 @@ def _verify(cluster: NewCluster) -> list[str]:
     return verify_restore(str(cluster.plan_file), cluster.target)
 
 
-def test_equal_brokers_are_verified(restored: NewCluster) -> None:
+def test_brokers_with_all_restored_rows_are_verified(restored: NewCluster) -> None:
     assert status_restore(str(restored.plan_file))[-1].startswith("next: start the broker")
     assert _verify(restored) == []
     assert status_restore(str(restored.plan_file))[-2].startswith("verified")
@@ -54,7 +54,7 @@ def test_log_start_is_compared(restored: NewCluster) -> None:
     assert "orders-0: log start is 2, but the restore wrote 0" in _verify(restored)
 
 
-def test_low_leader_epoch_is_reported(restored: NewCluster) -> None:
+def test_too_low_leader_epoch_is_reported(restored: NewCluster) -> None:
     restored.brokers.topics["orders"][1][0].epoch = 5
     (text,) = _verify(restored)
     assert "leader epoch 5 is not above leader epoch 5 of the old cluster" in text

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.errors import InvalidOptionError, ObjectChangedError
+from kts_source.restore.committing import status_restore
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
-from kts_source.restore.verification import status_restore
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.kafka_uuid import uuid_from_text
@@ -42,7 +42,7 @@ EPOCHS = tier_options("epochs")
 
 
 def _written(cluster: NewCluster, topic: str, level: str) -> pa.Table:
-    """Returns the rows that the broker's disk has, read as after a crash of the broker."""
+    """Returns the rows on the broker's disk, read as if the broker had crashed."""
     return scan(
         {
             "path": str(cluster.log_dir),
@@ -148,7 +148,7 @@ def test_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewClust
     }
 
 
-def test_resume_at_leaves_no_offset_to_assign_again(cluster: NewCluster) -> None:
+def test_log_restored_with_resume_at_ends_at_that_offset(cluster: NewCluster) -> None:
     _restore(cluster, "epochs", resume_at={"epochs": {0: 5000}})
     end = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])["epochs", 0]
     assert end == 5000
@@ -282,7 +282,7 @@ def test_write_continues_after_a_crash_at_every_sync(
 
 
 class _CrashError(Exception):
-    """Ends a write like a crash: no handler of the product expects it."""
+    """Raised to end a write like a crash: the product has no handler for it."""
 
 
 def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) -> None:
@@ -297,9 +297,9 @@ def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) ->
         cluster.write(EPOCHS)
 
 
-def test_disks_of_old_brokers_are_restored(tmp_path: Path, cluster: NewCluster) -> None:
-    """A restored log directory is used as the disk of an old broker: alone, and after a tier that
-    lacks the last segment.
+def test_topic_is_restored_from_disk_of_an_old_broker(tmp_path: Path, cluster: NewCluster) -> None:
+    """Restores from the log directory of an earlier restore, which stands for an old broker's disk:
+    alone, and in addition to a tier that lacks the last segment.
     """
     topic_id = uuid_from_text(topic_summary("epochs")["topicId"])
     cluster.add_topic("epochs", topic_id=topic_id)

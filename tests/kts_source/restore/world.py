@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kts_source.restore.planning import plan_restore
+from kts_source.restore.restore_plan import plan_restore
 from kts_source.restore.writing import write_restore
 from tests.golden_data import TIER, tier_options
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
@@ -42,7 +42,7 @@ class NewCluster:
 
     @property
     def target(self) -> dict[str, str]:
-        """Options of the new cluster."""
+        """Returns the options of the new cluster."""
         return {"kafka.bootstrap.servers": self.brokers.bootstrap}
 
     def add_topic(
@@ -52,7 +52,7 @@ class NewCluster:
         epoch: int = 100,
         topic_id: uuid.UUID | None = None,
     ) -> None:
-        """Creates an empty topic whose leaders have a leader epoch."""
+        """Creates an empty topic whose leaders have the leader epoch `epoch`."""
         created = [FakePartition(empty_log(), epoch=epoch) for _ in range(partitions)]
         id_text = self.brokers.create(topic, created, topic_id)
         for number in range(partitions):

@@ -140,12 +140,8 @@ class FakeCloud(HttpDouble):
         ).encode()
 
     def store(self, cloud: str, folder: str, policy: RetryPolicy = QUICK) -> ObjectStore:
-        """Opens a store of this server.
-
-        Args:
-            cloud: One of `CLOUDS`. With `KTS_TUNING=off`, gcsfs and adlfs read the objects.
-            folder: An existing folder for files that the store needs.
-            policy: Retries and timeouts.
+        """Opens a store of this server. `cloud` is one of `CLOUDS`; with `KTS_TUNING=off`, gcsfs
+        and adlfs read the objects. `folder` is for files that the store needs.
         """
         if cloud in ("s3", "s3fs"):
             options = {

@@ -53,7 +53,7 @@ def _first_bytes(store: ObjectStore, key: str) -> bytes:
 
 
 class ObjectStoreSuite:
-    """Tests the behavior of an `ObjectStore`."""
+    """Tests that every `ObjectStore` must pass."""
 
     # Number of requests that a read of a given object version sends.
     requests_per_pinned_read = 1
@@ -84,7 +84,7 @@ class ObjectStoreSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def tree(cls, make_root: Callable[[], StoreRoot]) -> Iterator[ObjectStore]:
-        """Opens a store with objects that all tests share and no test changes."""
+        """Opens a store with objects that all tests share and that no test changes."""
         root = make_root()
         for key, data in TREE.items():
             root.put(key, data)
@@ -364,7 +364,7 @@ class ObjectStoreSuite:
 
 
 class _ForkedRead:
-    """Passes a store into a forked child without pickling it."""
+    """Passes a store to a forked child process without pickling it."""
 
     stores: dict[int, ObjectStore] = {}  # noqa: RUF012  # shared through the fork on purpose
 

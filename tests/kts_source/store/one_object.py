@@ -18,8 +18,6 @@ BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
 
 
 class OneObject(HttpDouble):
-    """Serves one object under every key. Records requests, and can return wrong responses."""
-
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.headers: dict[str, str | None] = {}

@@ -41,12 +41,12 @@ _KEY = re.compile(r"Credential=([^/]+)/")
 
 @dataclass
 class Issuer:
-    """Serves the APIs of IMDSv2, containers, STS and SSO. Every response issues new AWS keys.
+    """Serves the APIs of IMDSv2, containers, STS and SSO. Every response contains new AWS keys.
 
     Attributes:
         seconds: Lifetime of the keys in seconds.
         issued: Issued access keys, in order.
-        requests: Method and path of every request, with its body.
+        requests: Method, path and body of every request.
         refuses: True to deny every request.
     """
 
@@ -276,7 +276,7 @@ def test_expiring_keys_are_renewed_during_a_scan(
     tmp_path: Path,
     source: str,
 ) -> None:
-    """The keys are valid for less time than botocore's renewal margin."""
+    """The lifetime of the keys is shorter than botocore's renewal margin."""
     prepare(source, issuer, monkeypatch, tmp_path)
     issuer.seconds = 5.0
     with opened(server, **reader) as store:
@@ -297,10 +297,7 @@ def test_keys_rejected_as_expired_are_renewed(
     status: int,
     source: str,
 ) -> None:
-    """The client believes that the keys are valid.
-
-    Either its clock is slow, or the session was revoked.
-    """
+    """The client considers the keys valid, because its clock is slow or the session was revoked."""
     prepare(source, issuer, monkeypatch, tmp_path)
     refused: list[int] = []
 
@@ -347,7 +344,7 @@ def test_missing_credentials_error_names_the_options(
     assert server.seen == []
 
 
-def test_wrong_clock_is_reported(
+def test_response_about_wrong_clock_raises_access_denied_error(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
@@ -366,7 +363,7 @@ def test_wrong_clock_is_reported(
 def test_objects_encrypted_with_customer_provided_keys_raise_store_error(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3 returns such an object (SSE-C) only to clients that send its encryption key."""
+    """S3 returns an object with SSE-C encryption only to clients that send the encryption key."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-env-01")
     body = (

@@ -239,7 +239,7 @@ class Token(NamedTuple):
 
 
 class ExpiredTokenCredential:
-    """Issues tokens that have expired already."""
+    """Issues tokens that have already expired."""
 
     def __init__(self) -> None:
         self.scopes: list[str] = []
@@ -322,7 +322,9 @@ def test_adlfs_reads_if_obstore_does_not_support_the_options(
 def test_signatures_are_sent_only_to_azure_hosts(
     service: OneObject, endpoint: str, is_own: bool
 ) -> None:
-    """If another host redirected the request, obstore would send it the signed URL as `Referer`."""
+    """If a different host redirected the request, obstore would send it the signed URL as
+    `Referer`.
+    """
     signed = f"BlobEndpoint={endpoint};SharedAccessSignature={SIGNATURE};"
     store = opened({"connection_string": signed})
     assert ("a shared access signature with" in store._ranges.reason) is not is_own

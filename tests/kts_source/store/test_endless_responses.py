@@ -1,4 +1,4 @@
-"""Tests a read of 100 bytes from an S3 server whose response does not end."""
+"""Tests reads of 100 bytes from an S3 server that never stops sending its response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAKEN = 32 << 20
 
 @contextmanager
 def _endless(sent: list[int]) -> Iterator[str]:
-    """Serves responses that are sent until the client disconnects. Yields the endpoint. Appends the
+    """Serves responses that end only when the client disconnects. Yields the endpoint. Appends the
     number of sent bytes of each response to `sent`.
     """
 
@@ -67,7 +67,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
 
 
 def test_endless_response_is_aborted(clean_environment: None) -> None:
-    """The client needs no more memory than the requested size."""
+    """The client must not buffer more bytes than it requested."""
     sent: list[int] = []
     with _endless(sent) as endpoint:
         storage = storage_options_from({"s3.endpoint": endpoint, **KEYS})

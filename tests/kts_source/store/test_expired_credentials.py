@@ -1,4 +1,6 @@
-"""Tests that errors about expired credentials name their origin and the alternatives."""
+"""Tests that errors about expired credentials name where the credentials came from and which
+alternatives exist.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ class Service:
         return Bucket(self, name)
 
     def ask(self, method: str, path: str, data: bytes | None = None) -> None:
-        """Sends a request and checks that it succeeds."""
         request = urllib.request.Request(self.url + path, data, method=method)
         with urllib.request.urlopen(request, timeout=30):
             pass

@@ -186,7 +186,7 @@ def test_cached_listings_of_fsspec_are_ignored() -> None:
 
 
 class HttpError(Exception):
-    """An error with the HTTP status in one of the attributes that cloud clients use."""
+    """An error that has the HTTP status in one of the attributes that cloud clients use."""
 
     def __init__(self, **names: int) -> None:
         super().__init__("no luck at https://user:pw@host/x?sig=abcdef")

@@ -66,7 +66,7 @@ def opened(service: OneObject, path: str = "gs://orders/a b", **more: object) ->
 
 @pytest.fixture
 def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Replaces the reads of gcsfs. Returns a list that receives the object version of each read."""
+    """Replaces the reads of gcsfs. Returns a list to which each read appends the object version."""
     versions: list[str | None] = []
 
     def read(_store: Any, _key: str, start: int, stop: int, version: str | None) -> bytes:  # noqa: ANN401
@@ -144,7 +144,9 @@ def test_expired_tokens_are_renewed(service: OneObject) -> None:
 
 
 class RenewableLogin(Login):
-    """Renews the token only if it is not valid. The renewal fails if `gives` is false."""
+    """Login that renews its token only if the token is not valid. The renewal fails if `gives` is
+    false.
+    """
 
     def __init__(self, *, gives: bool) -> None:
         super().__init__()
@@ -175,7 +177,7 @@ def refused(service: OneObject, login: RenewableLogin, *, token: str) -> GcsStor
 
 
 def test_refused_token_is_renewed_only_once(service: OneObject) -> None:
-    """A server may refuse a token that has not expired, for example after it was revoked."""
+    """A server may refuse a token before it expires, for example after it was revoked."""
     login = RenewableLogin(gives=True)
     store = refused(service, login, token="token-0")
     with ThreadPoolExecutor(8) as pool:
@@ -214,8 +216,8 @@ class UnavailableLogin(Login):
 def test_gcsfs_reads_if_obstore_cannot_get_a_token(
     service: OneObject, by_gcsfs: list[str | None]
 ) -> None:
-    """gcsfs repeats the request for a token and reports why it failed. obstore would report every
-    such failure as "permission denied".
+    """gcsfs repeats the request for a token and reports why it failed, whereas obstore would report
+    "permission denied" for every failure.
     """
     store = opened(service)
     assert not store.remarks
@@ -326,9 +328,7 @@ def test_workload_identity_tokens_are_used(
 def test_gcsfs_repeats_reads_that_fail_with_404_or_400_in_obstore(
     service: OneObject, by_gcsfs: list[str | None], status: int, code: str
 ) -> None:
-    """gcsfs may find an object for which obstore receives these errors, because it uses another
-    API.
-    """
+    """gcsfs uses another API and may find an object for which obstore receives these errors."""
     service.error = status, code
     store = opened(service)
     for _ in range(2):

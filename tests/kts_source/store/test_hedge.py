@@ -32,9 +32,8 @@ class Attempts:
         self.hedges += 1
 
     def start(self, pool: ThreadPoolExecutor, *, after_seconds: float, number: int) -> Future[str]:
-        """Calls `hedged` in a thread, and waits until this call has made `number` attempts.
-
-        Returns the future of the call.
+        """Calls `hedged` in a thread, waits until it has made `number` attempts, and returns the
+        future of the call.
         """
         answer = pool.submit(hedged, self.call, after_seconds=after_seconds, on_second=self.count)
         deadline = time.monotonic() + 10
@@ -88,7 +87,7 @@ def test_failure_of_both_requests_raises_error(attempts: Attempts) -> None:
             answer.result(10)
 
 
-def test_success_is_returned_if_the_other_request_fails_at_the_same_time() -> None:
+def test_response_is_returned_if_another_request_fails_at_the_same_time() -> None:
     for _ in range(20):
         calls, both = list[int](), threading.Barrier(2)
 

@@ -114,7 +114,9 @@ def test_idle_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_connection_with_unsolicited_bytes_is_closed(
     tmp_path: Path, size: int, is_encrypted: bool, is_as_long: bool
 ) -> None:
-    """The socket, TLS library or response object may have buffered the bytes after a response."""
+    """The bytes after a response may be buffered by the socket, the TLS library or the response
+    object.
+    """
     context, authority = tls_context(tmp_path)
     answer = ANSWER.replace(b"%d" % len(BODY), b"%d" % size) + BODY[:size]
     following = answer if is_as_long else OTHER
@@ -242,7 +244,9 @@ def test_cancellation_ends_the_request(
 
 
 def test_truncated_response_of_a_cancelled_request_is_not_a_failure() -> None:
-    """If it were a failure, the caller would retry the cancelled request or raise an error."""
+    """If it counted as a failure, the caller would retry the cancelled request or raise an
+    error.
+    """
     cancellation = Cancellation()
 
     def read(answer: http.client.HTTPResponse) -> bytes:
@@ -276,7 +280,7 @@ def test_request_cancelled_before_it_starts_takes_no_connection() -> None:
 def test_cancellation_while_connecting_closes_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Connecting may take long, for example during a slow DNS lookup."""
+    """Connecting may take long, for example because of a slow DNS lookup."""
     started, resume, closed = threading.Event(), threading.Event(), threading.Event()
     create_connection = HTTPConnection._new_conn
 
@@ -332,7 +336,7 @@ def test_cancellation_during_the_handshake_closes_the_connection(tmp_path: Path)
 
 
 def test_late_cancellation_does_not_affect_next_request() -> None:
-    """By the time of the cancellation, the connection may belong to another request."""
+    """When the cancellation takes effect, the connection may belong to another request."""
     with serving(answers) as server:
         client = client_of(server)
         with ThreadPoolExecutor(4) as pool:

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import InvalidKeyError, ObjectChangedError, ObjectNotFoundError
-from kts_source.store.joined_store import JoinedStore, beside, is_beside
+from kts_source.store.joined_store import (
+    JoinedStore,
+    additional_store_prefix,
+    is_in_additional_store,
+)
 from kts_source.store.local_store import LocalStore
 from kts_source.store.object_store import ObjectStore
 
@@ -33,29 +37,38 @@ def store(tmp_path: Path) -> JoinedStore:
 
 def test_key_prefix_selects_the_store(store: JoinedStore, tmp_path: Path) -> None:
     assert isinstance(store, ObjectStore)
-    for root, before in (("first", ""), ("one", beside(0)), ("two", beside(1))):
+    for root, before in (
+        ("first", ""),
+        ("one", additional_store_prefix(0)),
+        ("two", additional_store_prefix(1)),
+    ):
         key = f"{before}t-0/a.log"
         data = FILES[root]["t-0/a.log"]
         info = store.head(key)
         assert (info.key, info.size) == (key, len(data))
         assert bytes(store.get_range(key, 1, 3, version=info.version)) == data[1:3]
         assert store.uri(key).endswith(str(tmp_path / root / "t-0/a.log"))
-        assert is_beside(key) == bool(before)
+        assert is_in_additional_store(key) == bool(before)
 
 
 def test_listing_with_key_prefix_contains_only_keys_of_that_store(store: JoinedStore) -> None:
     assert store.list_folders("") == ["t-0/"]
-    assert store.list_folders(beside(0)) == [f"{beside(0)}t-0/"]
+    assert store.list_folders(additional_store_prefix(0)) == [f"{additional_store_prefix(0)}t-0/"]
     assert [info.key for info in store.list_objects("")] == ["t-0/a.log"]
-    keys = [info.key for info in store.list_objects(f"{beside(0)}t-0/")]
-    assert keys == [f"{beside(0)}t-0/a.log", f"{beside(0)}t-0/b.log"]
-    assert [i.key for i in store.list_objects(f"{beside(0)}t-0/", after=keys[0])] == keys[1:]
+    keys = [info.key for info in store.list_objects(f"{additional_store_prefix(0)}t-0/")]
+    assert keys == [
+        f"{additional_store_prefix(0)}t-0/a.log",
+        f"{additional_store_prefix(0)}t-0/b.log",
+    ]
+    assert [
+        i.key for i in store.list_objects(f"{additional_store_prefix(0)}t-0/", after=keys[0])
+    ] == keys[1:]
 
 
 def test_changed_object_of_a_second_store_raises_object_changed_error(
     store: JoinedStore, tmp_path: Path
 ) -> None:
-    key = f"{beside(1)}t-0/a.log"
+    key = f"{additional_store_prefix(1)}t-0/a.log"
     planned = store.head(key)
     (tmp_path / "two/t-0/a.log").write_bytes(b"another")
     with pytest.raises(ObjectChangedError):
@@ -72,12 +85,12 @@ def test_key_with_unknown_store_number_raises_object_not_found_error(
 
 def test_key_outside_the_root_of_its_store_raises_invalid_key_error(store: JoinedStore) -> None:
     with pytest.raises(InvalidKeyError):
-        store.get_range(f"{beside(0)}../first/t-0/a.log", 0, 1)
+        store.get_range(f"{additional_store_prefix(0)}../first/t-0/a.log", 0, 1)
 
 
 def test_pickled_store_reads_and_sums_the_counters_of_its_stores(store: JoinedStore) -> None:
     copy = pickle.loads(pickle.dumps(store))
-    assert bytes(copy.get_range(f"{beside(0)}mark", 0, 1)) == b"1"
+    assert bytes(copy.get_range(f"{additional_store_prefix(0)}mark", 0, 1)) == b"1"
     assert bytes(copy.get_range("t-0/a.log", 0, 1)) == b"f"
     assert copy.counters.requests == 2
     assert copy.is_near

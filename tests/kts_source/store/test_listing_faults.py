@@ -1,6 +1,5 @@
-"""Checks that a listing is complete or raises an error, wherever a request fails.
-
-A listing must also end at its deadline.
+"""Checks that a listing is complete or raises an error, whichever request fails, and that it ends
+at its deadline.
 """
 
 from __future__ import annotations
@@ -75,10 +74,9 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[tuple[type[Any], FsspecSt
 
 
 def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]]:
-    """Returns two values: a hook for listings, and the list of the folders that it counted.
-
-    The hook counts each listing of a folder whose path ends with `end`. It raises `error` for the
-    first `times` of these listings.
+    """Returns a hook for listings, and the list of the folders that the hook counted. The hook
+    counts listings of folders whose paths end with `end`, and raises `error` for the first
+    `times` of them.
     """
     listed_paths: list[str] = []
 

@@ -304,7 +304,9 @@ def test_folder_replaced_by_link_after_a_read_is_refused(
 def test_folder_replaced_by_link_during_open_is_refused(
     nested: Path, monkeypatch: pytest.MonkeyPatch, read: str, replaced: str
 ) -> None:
-    """The folder becomes a link after all checks, right before the last system call on it."""
+    """The folder is replaced with a link after all checks, directly before the last system call on
+    it.
+    """
     store, system_open = LocalStore(nested), os.open
     calls: list[str] = []
 

@@ -68,8 +68,8 @@ def test_error_text_contains_status_and_code(
 
 
 def test_failure_of_a_cancelled_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """If no code reads the error of a task, asyncio logs the error when the task is
-    garbage-collected. The text of the error may contain secrets.
+    """If a task's error is never read, asyncio logs it when the task is garbage-collected. The text
+    of the error may contain secrets.
     """
     client = AsyncClient(_Loop, QUICK, Tally())
     begun, ended = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Tests the threads that read ranges: they wait for credentials, and they work in a forked
+"""Tests the threads that read ranges: their wait for credentials, and their use in a forked
 process.
 """
 
@@ -39,8 +39,8 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
 def test_read_fails_if_credential_provider_times_out(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool
 ) -> None:
-    """The provider times out at the first read, or at the renewal of refused credentials. No thread
-    waits longer than its deadline.
+    """The provider times out at the first read, or when refused credentials are renewed. No thread
+    may wait beyond its deadline.
     """
     requests_made, answer, scope = list[object](), threading.Event(), Cancellation()
 
@@ -79,8 +79,8 @@ def test_read_fails_if_credential_provider_times_out(
 
 
 def test_child_forked_with_held_locks_can_read_in_threads(bucket: OneObject) -> None:
-    """The child must replace locks that were held at the fork, because it has no thread that
-    releases them.
+    """The child must replace locks that were held at the fork, because the threads that would
+    release them do not exist in it.
     """
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 9) == DATA[:9]

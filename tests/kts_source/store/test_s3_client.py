@@ -100,7 +100,7 @@ def test_session_of_s3fs_is_used_if_botocore_changed(
     original = botocore.loaders.create_loader
 
     class Other:
-        """A loader that keeps descriptions elsewhere."""
+        """A loader that stores the service descriptions in a different folder."""
 
         search_paths = ()
 

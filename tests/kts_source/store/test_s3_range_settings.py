@@ -183,7 +183,9 @@ def test_s3fs_reads_buckets_with_special_names(clean_environment: None, name: st
 
 
 def test_obstore_client_options_raise_fsspec_only_error() -> None:
-    """If options of obstore had an effect, s3fs would read a plan with different settings."""
+    """If options of obstore had an effect, a scan that falls back to s3fs would use different
+    settings.
+    """
     options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
     with pytest.raises(FsspecOnlyError, match="client_options"):
         s3_settings("bucket", s3_arguments(options.reveal()))

@@ -56,7 +56,7 @@ ODD_KEYS = {
 
 @pytest.mark.parametrize("key", ODD_KEYS)
 def test_keys_are_percent_encoded_as_in_s3fs(bucket: OneObject, key: str) -> None:
-    """s3fs signs and sends the same path."""
+    """s3fs signs and sends the same path for this key."""
     for options in ({}, BY_S3FS):
         store = bucket.store(**KEYS, **options)
         assert store.get_range(key, 3, 9, version=ETAG) == DATA[3:9]
@@ -195,7 +195,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[st
 def test_stores_with_equal_settings_share_connections(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker opens a new store for each task."""
+    """A worker opens a new store for each task; these stores must not open new connections."""
     opened = _counted(monkeypatch, HttpClient, "__init__")
     for other, clients in (
         ({}, 1),

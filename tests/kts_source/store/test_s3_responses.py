@@ -81,8 +81,8 @@ def _shown(error: BaseException) -> str:
 def test_error_shows_code_and_message_without_the_token(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error of S3 contains the request if its signature is wrong, and the token if it has
-    expired.
+    """S3's error response contains the signed request if its signature is wrong, and the token if
+    it has expired.
     """
     _chain(monkeypatch, TOKEN)
     spelt = TOKEN.encode().hex(" ")
@@ -117,7 +117,7 @@ def test_credentials_echoed_by_a_proxy_are_masked(clean_environment: None, schem
 def test_token_with_a_newline_is_not_shown(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token read from a file may end with a newline; s3fs cannot send it either."""
+    """A token read from a file may end with a newline, with which s3fs cannot send it."""
     _chain(monkeypatch, f"{TOKEN}\n")
     with serving(answers) as server:
         store = _store(server)
@@ -155,7 +155,9 @@ def test_memory_for_the_body_of_an_error_is_bounded(clean_environment: None, len
 def test_broken_connection_raises_store_unavailable_error(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """The keys are from the AWS chain. A broken connection must not count as refused keys."""
+    """The keys are from the AWS chain. A broken connection must not count as a refusal of these
+    keys.
+    """
     _chain(monkeypatch, TOKEN)
     with serving(lambda server, sock: server.request(sock)) as server:
         store = _store(server, **options)

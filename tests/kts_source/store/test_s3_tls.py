@@ -42,7 +42,7 @@ class TlsCloud:
 
     Attributes:
         cloud: Computes the responses.
-        url: URL whose host name is the name in the server's certificate.
+        url: URL with the host name in the server's certificate.
         handshakes: One entry per connection: true if it resumed a TLS session.
         record_bytes: Size of the TLS records; `None` for the library's default.
         closes: True to close the connection after each response.
@@ -116,7 +116,7 @@ class _Records:
         """Does nothing, because `write` buffers nothing."""
 
     def close(self) -> None:
-        """Only marks the stream as closed. The server closes the connection."""
+        """Marks the stream as closed without closing the connection, which the server closes."""
         self.closed = True
 
 
@@ -184,8 +184,8 @@ def test_certificate_of_another_host_is_refused(server: TlsCloud, reader: dict[s
 
 
 def test_bucket_name_with_dots_is_read(server: TlsCloud, reader: dict[str, str]) -> None:
-    """No wildcard certificate matches a host with this bucket name, so the name is put into the
-    path.
+    """No wildcard certificate matches a host with this bucket name, so the client must put the name
+    into the path.
     """
     with opened(server.url, bucket="tier.eu.example", **reader) as store:
         read_all(store)
@@ -202,7 +202,7 @@ def test_tls_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, st
 def test_responses_of_servers_that_close_connections_are_read(
     server: TlsCloud, reader: dict[str, str]
 ) -> None:
-    """A new connection may resume the TLS session of an earlier one, but need not."""
+    """A new connection may, but need not, resume the TLS session of an earlier connection."""
     server.closes = True
     with opened(server.url, **reader) as store, ThreadPoolExecutor(4) as pool:
         reads = pool.map(
@@ -362,7 +362,9 @@ def test_refusal_by_a_proxy_raises_error(
 def test_proxy_certificate_of_another_host_is_refused(
     server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str]
 ) -> None:
-    """The tunnel leads to the right port, but the certificate must be for the endpoint's name."""
+    """The tunnel leads to the right port, but the server's certificate is for another host than the
+    endpoint.
+    """
     url = server.url.replace("localhost", "s3.example")
     with (
         opened(url, **reader, **{"s3.proxy-uri": proxy.url}) as store,

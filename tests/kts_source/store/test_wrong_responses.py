@@ -100,7 +100,7 @@ def test_full_object_instead_of_a_range_is_refused(
 def test_compressed_objects_are_read_as_stored(
     server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
-    """Byte ranges refer to the stored bytes, also if the object has a Content-Encoding."""
+    """Byte ranges are positions in the stored bytes, even if the object has a Content-Encoding."""
     stored = gzip.compress(b"", mtime=0).ljust(60, b"-")
 
     def read(first: int, stop: int) -> Reply:

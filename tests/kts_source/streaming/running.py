@@ -34,7 +34,7 @@ class Clock:
 
 
 def new_seeds(seconds: float) -> Iterator[str]:
-    """Yields new random seeds until the time has passed."""
+    """Yields new random seeds until `seconds` have passed."""
     seed = random.SystemRandom().randrange(1 << 32)
     deadline = time.monotonic() + seconds
     number = 0
@@ -50,8 +50,8 @@ class Checkpointed:
         options: Options of the stream.
 
     Attributes:
-        served: Three counters: slices read from the tier (`tier`), ranges read from brokers
-            (`brokers`), and batches with slices and ranges (`both`).
+        served: Counters: slices read from the tier (`tier`), ranges read from brokers (`brokers`),
+            and batches with slices and ranges (`both`).
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -65,7 +65,9 @@ class Checkpointed:
         self.start()
 
     def start(self, **options: str) -> None:
-        """Starts a new process with changed options, and reads an uncommitted batch again."""
+        """Starts a new process after adding or replacing `options`. The process reads an
+        uncommitted batch again.
+        """
         self.options |= options
         parsed = parse_any_options(self.options)
         check_for_stream(parsed)
@@ -89,7 +91,7 @@ class Checkpointed:
 
     @property
     def last(self) -> dict[str, Any]:
-        """End position of the last logged batch."""
+        """Returns the end position of the last logged batch."""
         return self.position(len(self.offset_log) - 1)
 
     def last_offset(self, topic: str, partition: int = 0) -> int:
@@ -98,8 +100,8 @@ class Checkpointed:
         return int(topics.get(topic, {}).get("p", {}).get(str(partition), 0))
 
     def choose(self, *, limited: bool = True) -> bool:
-        """Logs the end of the next batch. The limits in the options apply only if `limited` is
-        true. Returns false if there is no new batch.
+        """Logs the end of the next batch; returns false if there is no new batch. The limits in the
+        options apply only if `limited` is true.
         """
         start = self.position(len(self.offset_log) - 1)
         position = position_from_json(start)
@@ -127,7 +129,7 @@ class Checkpointed:
         self.batches[number] = pa.Table.from_batches(batches, schema)
 
     def batch(self, *, limited: bool = True) -> bool:
-        """Logs, reads and commits the next batch. Returns false if there is no new batch."""
+        """Logs, reads and commits the next batch; returns false if there is no new batch."""
         if not self.choose(limited=limited):
             return False
         self.read_last()
@@ -142,7 +144,9 @@ class Checkpointed:
         raise AssertionError("the stream does not end")
 
     def write(self, checkpoint: Path) -> None:
-        """Writes a checkpoint location as Spark does (`OffsetSeqLog`, `CommitLog`)."""
+        """Writes the stream's log as a checkpoint folder with the files of Spark's `OffsetSeqLog`
+        and `CommitLog`.
+        """
         for name in ("offsets", "commits"):
             (checkpoint / name).mkdir(parents=True)
             for number, text in enumerate(self.offset_log):
@@ -175,10 +179,8 @@ class Running(Checkpointed):
 
 
 class GrowingTier:
-    """A tier to which tests copy segments of golden topics, and from which they delete segments.
-
-    Args:
-        path: Folder to create.
+    """A tier into which tests copy segments of golden topics, and from which they delete segments.
+    `path` is the folder to create.
     """
 
     def __init__(self, path: Path) -> None:

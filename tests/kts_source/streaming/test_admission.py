@@ -1,6 +1,5 @@
-"""Tests which offsets are admitted to a micro-batch.
-
-Limits are exact, batches have no gaps, and partitions progress evenly in event time.
+"""Tests which offsets a micro-batch gets: limits are exact, batches have no gaps, and the
+partitions progress evenly in event time.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kts_source.streaming.look import PendingSegment, dated
+from kts_source.streaming.look import PendingSegment, segment_order
 from kts_source.streaming.offsets import TopicPartition
 from kts_source.streaming.tier_stream import NO_LIMITS, BatchLimits, admit
 
@@ -29,7 +28,7 @@ def random_logs(draw: st.DrawFn) -> Logs:
         for _ in range(draw(st.integers(0, 5))):
             stop = start + draw(st.integers(1, 50))
             size, date = draw(st.integers(1, 1000)), draw(st.integers(-1, 1000))
-            segments.append(PendingSegment(start, stop, size, dated(date)))
+            segments.append(PendingSegment(start, stop, size, segment_order(date)))
             start = stop
         drawn[TopicPartition("t", number)] = segments
     return drawn
@@ -44,8 +43,8 @@ limits = st.builds(
 
 
 def pending_from(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegment]:
-    """Yields the segments from offset `start` on. A segment that contains `start` is split, and its
-    part before `start` is skipped.
+    """Yields the segments from offset `start` on. If `start` is inside a segment, yields only the
+    part of this segment from `start` on.
     """
     for segment in segments:
         if segment.stop > start:
@@ -115,7 +114,7 @@ def test_admit_describes_only_the_segments_that_it_needs() -> None:
     def endless(number: int) -> Iterator[PendingSegment]:
         for offset in range(1_000_000):
             requested.append(number)
-            yield PendingSegment(offset, offset + 1, 10, dated(offset))
+            yield PendingSegment(offset, offset + 1, 10, segment_order(offset))
 
     pending = {TopicPartition("t", number): endless(number) for number in range(3)}
     assert admit(pending, BatchLimits(segments=4)) == {

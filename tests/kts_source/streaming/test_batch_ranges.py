@@ -1,7 +1,7 @@
 """Tests the offset ranges of a batch between two positions, and the position after a batch.
 
-A position contains the offset at which its batch ends in each partition. For new partitions, it
-also contains the offset at which the batch begins.
+A position contains the end offset of its batch in each partition. For new partitions, it also
+contains the begin offset of the batch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_first_batch_of_a_topic_id_does_not_depend_on_previous_topic_id() -> Non
     ],
 )
 def test_batch_between_equal_positions_is_empty(end: StreamPosition) -> None:
-    """Spark 4.0 and 4.1 plan such a batch after a restart."""
+    """Spark 4.0 and 4.1 plan a batch between equal positions after a restart."""
     same_end = position_from_json(position_to_json(end))
     assert batch_ranges(end, same_end) == []
 

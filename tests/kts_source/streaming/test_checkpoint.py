@@ -1,6 +1,5 @@
-"""Reads the end offsets of a query's last committed batch from its checkpoint.
-
-The files have the form that Spark 4.3.0 writes for streams of this source.
+"""Tests reading the end offsets of a query's last committed batch from its checkpoint. The files
+have the format that Spark 4.3.0 writes for streams of this source.
 """
 
 from __future__ import annotations

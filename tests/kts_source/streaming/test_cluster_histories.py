@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
 LOSING_STEPS = {"recreate", "retain", "delete_records"}
-"""Kinds of steps, other than elections, after which the leader's log may lack earlier records."""
+"""Kinds of steps, in addition to elections, after which the leader's log may lack earlier
+records.
+"""
 
 
 class HistoryStream:
@@ -108,10 +110,8 @@ class HistoryStream:
         )
 
     def poll(self) -> bool:
-        """Reads the next batch. Returns false if there is no new batch.
-
-        Sometimes restarts the stream after it chose the end of the batch. A new process then plans
-        the batch.
+        """Reads the next batch; returns false if there is no new batch. Sometimes replaces the
+        process between choosing the end of the batch and planning it.
         """
         if self._random.random() < 0.6:
             self.clock.seconds += 1
@@ -142,8 +142,8 @@ class HistoryStream:
     def mark_outcomes_unknown(self) -> None:
         """Marks the outcomes of transactions up to the current position as unknown.
 
-        An election may lose the end of a transaction after its records were read. The stream cannot
-        detect that the transaction has another outcome now.
+        An election may lose the end of a transaction after the stream read its records. The stream
+        cannot detect that the outcome of the transaction has changed.
         """
         for topic in self.position.topics.values():
             self.unknown_outcomes = {
@@ -246,16 +246,16 @@ def _simple(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ThreadPoolExecutor", InTurn)
 
 
-def test_random_histories_return_each_row_once() -> None:
+def test_streams_over_random_histories_return_each_row_once() -> None:
     outcomes = run(range(25))
     assert outcomes["all rows"] > 5, outcomes
 
 
-def test_history_with_one_tiered_partition_returns_all_rows() -> None:
+def test_stream_over_history_with_one_tiered_partition_returns_all_rows() -> None:
     # A batch must be readable even if the tier has no segment of its partition, only of another.
     assert run(["f-122"])["all rows"] == 1
 
 
 @pytest.mark.fuzz
-def test_new_random_histories_return_each_row_once() -> None:
+def test_streams_over_new_random_histories_return_each_row_once() -> None:
     assert run(new_seeds(seconds=40)).total() > 20

@@ -78,7 +78,7 @@ def test_replay_does_not_wait_for_partitions_outside_its_batch(
 
 
 def test_replay_waits_for_a_partition_of_its_batch_without_a_leader(brokers: FakeCluster) -> None:
-    """The rows of the partition must not count as lost."""
+    """The rows of this partition must not count as lost."""
     partition = new_partition()
     brokers.create("t", [partition])
     stream = start_stream(brokers, failOnDataLoss="false")
@@ -232,7 +232,9 @@ def test_read_committed_replay_of_read_uncommitted_batch_raises_data_loss_error(
     brokers.create("t", [partition])
     stream = start_stream(brokers, isolationLevel="read_uncommitted")
     assert stream.choose()
-    with pytest.raises(DataLossError, match=r"from 5 on .*started with isolationLevel=read_uncomm"):
+    with pytest.raises(
+        DataLossError, match=r"offset 5 on .*planned with isolationLevel=read_uncomm"
+    ):
         stream.start(isolationLevel="read_committed")
     log.commit(7)
     partition.log = fake_log(log.build())

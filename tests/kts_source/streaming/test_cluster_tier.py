@@ -34,9 +34,8 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def create_topic(brokers: FakeCluster, tier: Path, tiered: int) -> tuple[FakePartition, str]:
-    """Creates a topic of one partition, and writes its first `tiered` segments to the tier.
-
-    Returns two values: the partition and the topic id.
+    """Creates a topic of one partition, and writes its first `tiered` segments to the tier. Returns
+    the partition and the topic id.
     """
     log = LogBuilder()
     for _ in range(SEGMENTS):
@@ -56,7 +55,7 @@ def start_hybrid_stream(brokers: FakeCluster, tier: Path, **options: str) -> Che
     return start_stream(brokers, path=str(tier), minListingIntervalMs="0", **options)
 
 
-def test_tiered_segments_of_previous_topic_id_are_read_first(
+def test_tiered_segments_of_deleted_topic_are_read_before_recreated_topic(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     _, previous_id = create_topic(brokers, tmp_path, 3)
@@ -77,10 +76,10 @@ def test_tiered_segments_of_previous_topic_id_are_read_first(
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
-def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
+def test_replayed_batch_of_deleted_topic_has_no_rows_of_recreated_topic(
     brokers: FakeCluster, tmp_path: Path, is_tiered: bool
 ) -> None:
-    """The batch has no rows of the recreated topic."""
+    """The batch must not contain rows of the recreated topic."""
     create_topic(brokers, tmp_path, SEGMENTS * is_tiered)
     strict, lenient = (
         start_hybrid_stream(brokers, tmp_path, failOnDataLoss=text) for text in ("true", "false")
@@ -100,10 +99,12 @@ def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
     lenient.close()
 
 
-def test_batch_is_replayed_if_option_topic_id_has_previous_id(
+def test_batch_is_replayed_if_option_topic_id_is_that_of_the_deleted_topic(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    """The option `topicId` has the previous id, and the cluster has another one."""
+    """The option `topicId` has the id of the deleted topic, and the cluster has the id of the
+    recreated topic.
+    """
     _, previous_id = create_topic(brokers, tmp_path, SEGMENTS)
     stream = start_hybrid_stream(brokers, tmp_path, topicId=previous_id)
     assert stream.choose()
@@ -131,7 +132,9 @@ def test_damaged_last_segment_is_read_from_brokers_with_tail_false(
 def test_stream_with_tail_false_waits_until_tier_has_its_starting_timestamp(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    """Brokers know the first record at the timestamp, but the tier does not have it yet."""
+    """Brokers know the first record at the starting timestamp, but the tier does not have the
+    record yet.
+    """
     partition, topic_id = create_topic(brokers, tmp_path, 2)
     partition.log.dates = {offset: 1000 + offset for offset in range(12)}
     stream = start_hybrid_stream(brokers, tmp_path, tail="false", startingTimestamp="1010")
@@ -202,7 +205,7 @@ def test_topic_recreated_while_stream_waits_for_a_hole_is_detected(
     stream.close()
 
 
-def test_hole_of_the_previous_topic_id_is_read_after_it_is_filled(
+def test_hole_in_deleted_topic_is_read_after_it_is_filled(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     create_topic(brokers, tmp_path, 3)

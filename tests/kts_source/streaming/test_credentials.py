@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tests.s3 import S3Server
 
 EXPIRES_SECONDS = 60
-"""Lifetime in each token's response; short enough that clients request new tokens early."""
+"""Lifetime in each token's response, in seconds; short enough that clients request new tokens
+early.
+"""
 PATH = "/credentials"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 
@@ -30,8 +32,8 @@ class CredentialProxy(ThreadingHTTPServer):
     """HTTP server that issues short-lived credentials and forwards S3 requests.
 
     A request for `PATH` returns new credentials, like the endpoint of a container role. Other
-    requests are forwarded to an S3 server if their token is valid. If not, the response is 403
-    with `ExpiredToken`.
+    requests are forwarded to an S3 server if their token is valid. If it is not valid, the response
+    is 403 with `ExpiredToken`.
 
     Attributes:
         issued: Number of issued tokens.
@@ -51,7 +53,7 @@ class CredentialProxy(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """URL of this proxy."""
+        """Returns the URL of this proxy."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def issue_token(self) -> str:
@@ -68,7 +70,7 @@ class CredentialProxy(ThreadingHTTPServer):
             self.alive.clear()
 
     def accepts(self, token: str) -> bool:
-        """Returns true if a token is valid; counts refused requests."""
+        """Returns true if a token is valid. If not, counts the request as refused."""
         with self.lock:
             if token not in self.alive:
                 self.refused += 1

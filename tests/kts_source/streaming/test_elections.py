@@ -1,6 +1,5 @@
-"""Checks that a stream detects if a new leader has replaced records that were already read.
-
-The leader epoch of the last read record shows the replacement.
+"""Checks that a stream detects by the leader epoch of the last read record if a new leader has
+replaced records that were already read.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def test_records_replaced_after_they_were_read_raise_data_loss_error(
 ) -> None:
     # Epoch 2 begins at offset 10, so Kafka's log no longer has offsets [10, 20) of epoch 1.
     write(tmp_path, branch((0, 10), (2, 30))[1:], 10)
-    with pytest.raises(DataLossError, match=r"offset 20, where leader epoch 1 .* epoch 2 now"):
+    with pytest.raises(DataLossError, match=r"offset 20, had leader epoch 1.* has epoch 2"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert stream.all() == 1
@@ -83,8 +82,8 @@ def test_segments_uploaded_again_add_no_batch(tmp_path: Path, stream: Running) -
 
 
 def test_replayed_batch_with_replaced_records_raises_data_loss_error(tmp_path: Path) -> None:
-    """The replayed batch would have other rows than the first run of the batch. The sink may have
-    already stored the rows of the first run.
+    """The replayed batch would have different rows than in its first run, whose rows the sink may
+    have already stored.
     """
     write(tmp_path, branch((0, 10), (1, 10)), 0)
     strict, lenient = (
@@ -93,7 +92,7 @@ def test_replayed_batch_with_replaced_records_raises_data_loss_error(tmp_path: P
     for stream in (strict, lenient):
         assert stream.choose()
     write(tmp_path, branch((0, 10), (2, 30))[1:], 10)
-    with pytest.raises(DataLossError, match=r"at offset 20 was fixed, leader epoch 1 .* 2 now"):
+    with pytest.raises(DataLossError, match=r"at offset 20 had leader epoch 1 .* has epoch 2"):
         strict.start()
     lenient.start()
     assert lenient.rows()["value"].to_pylist() == [b"epoch 0"] * 10 + [b"epoch 2"] * 10

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 RowPosition = tuple[int, int]
 """Partition and offset."""
 LOSING_STEPS = {"lose", "spoil", "recreate", "clean_up", "retain", "delete_records"}
-"""Kinds of steps after which a loss may be reported. Other steps lose no record of the log."""
+"""Kinds of steps after which the stream may report a loss. Other kinds lose no record of the
+log.
+"""
 
 
 class PagedStore(MemoryStore):
@@ -103,10 +105,8 @@ class HistoryStream:
             self.stream = TierStream(parse_any_options(self.options), self.clock)
 
     def poll(self) -> bool:
-        """Reads the next batch. Returns false if there is no new batch.
-
-        Sometimes restarts the stream after it chose the end of the batch. A new process then plans
-        the batch.
+        """Reads the next batch; returns false if there is no new batch. Sometimes replaces the
+        process between choosing the end of the batch and planning it.
         """
         if self._random.random() < 0.6:
             self.clock.seconds += 1
@@ -146,9 +146,8 @@ class HistoryStream:
 
 
 def transaction_ends(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
-    """Returns two values for each transactional offset.
-
-    The values are its batch, and the marker that ends its transaction or `None`.
+    """Returns for each transactional offset the batch of the offset, and the marker that ends the
+    transaction or `None`.
     """
     ends: dict[int, tuple[Entry, Entry | None]] = {}
     open_batches: dict[int, list[Entry]] = {}
@@ -163,10 +162,8 @@ def transaction_ends(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
 
 
 def records_with_changed_outcome(before: list[Replica], world: World) -> set[RowPosition]:
-    """Returns records whose transaction ends with a different marker, or not at all, after an
-    election.
-
-    A stream that has already read these records cannot detect the change.
+    """Returns records whose transaction ends with a different marker, or without a marker, after an
+    election. A stream that has already read these records cannot detect the change.
     """
     return {
         (partition, offset)
@@ -200,8 +197,8 @@ class _Poller:
     def run(self) -> TieredKafkaError | None:
         """Performs all steps of the history, and polls the stream between them.
 
-        Returns the error that ended the stream, or None. Raises this error instead if no earlier
-        step may have lost records.
+        Returns the error that ended the stream, or None. Raises the error if no earlier step could
+        have lost records.
         """
         source, stream = self._source, self.stream
         for number, step in enumerate([*self._history.steps, None]):
@@ -262,9 +259,8 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
 
 
 def _find_waits(poller: _Poller, plan: ScanPlan) -> dict[int, int]:
-    """Returns the offsets at which the stream waits, by partition.
-
-    Contains only partitions in which the scan ends at a higher offset.
+    """Returns the offset at which the stream waits, for each partition in which the scan ends at a
+    higher offset.
     """
     history_stream = poller.stream
     (topic,) = history_stream.position.topics.values()
@@ -332,7 +328,8 @@ def _check_rows(
 
 
 def check_lenient(history: History, seed: str, outcomes: Counter[str]) -> None:
-    """Checks that a stream that may lose records continues and returns no row of a topic id twice.
+    """Checks that a stream with `failOnDataLoss=false` continues after losses and returns each row
+    of a topic id at most once.
 
     The stream never restarts: a new process could not know that the remaining segments belong to an
     older topic id.
@@ -381,7 +378,7 @@ def run(
     return outcomes
 
 
-def test_random_histories_return_each_row_once() -> None:
+def test_streams_over_random_histories_return_each_row_once() -> None:
     outcomes = run(range(60))
     assert outcomes["all rows"] > 10, outcomes
     assert outcomes["DataLossError"] + outcomes["OffsetOutOfRangeError"] > 5, outcomes
@@ -404,7 +401,7 @@ def test_index_damaged_between_batches_loses_no_row() -> None:
     assert [offset for (_, offset), _ in history_stream.rows] == list(range(18))
 
 
-def test_regression_history_returns_each_row_once() -> None:
+def test_stream_over_earlier_failing_history_returns_each_row_once() -> None:
     assert run(["4089210482-1472"]).total() == 1
 
 
@@ -416,12 +413,12 @@ def with_two_ids(seeds: Iterable[object]) -> Iterator[object]:
             yield seed
 
 
-def test_random_histories_with_data_loss_allowed_return_no_row_twice() -> None:
+def test_streams_that_allow_data_loss_return_no_row_twice() -> None:
     outcomes = run(islice(with_two_ids(range(1000)), 30), check_lenient)
     assert outcomes["2 topic ids"] > 0, outcomes
 
 
 @pytest.mark.fuzz
-def test_new_random_histories_return_each_row_once() -> None:
+def test_streams_over_new_random_histories_return_each_row_once() -> None:
     assert run(new_seeds(seconds=30)).total() > 20
     assert run(with_two_ids(new_seeds(seconds=20)), check_lenient).total() > 0

@@ -28,7 +28,7 @@ WARM = 300
 
 
 def count_new_blocks(poll: Callable[[], None], polls: int) -> int:
-    """Returns by how many the number of Python's allocated memory blocks grows during the polls."""
+    """Returns the increase in the number of Python's allocated memory blocks during the polls."""
     for _ in range(WARM):
         poll()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Tests that a stream reports during an outage how old its lag is, and whether it waits for the
+"""Tests that a stream reports the age of its lag during an outage, and whether it waits for the
 store or for brokers.
 """
 
@@ -36,7 +36,7 @@ def lag_of(stream: Checkpointed) -> StreamLag:
     return lag
 
 
-def test_lag_during_an_outage_of_brokers_is_stale_and_keeps_the_last_end(
+def test_lag_during_an_outage_of_brokers_is_stale_and_keeps_the_last_known_end(
     brokers: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = GrowingTopic(brokers)

@@ -1,6 +1,5 @@
-"""Checks listings that reuse the results of earlier listings.
-
-They must equal full listings, and must send fewer requests.
+"""Checks that listings that reuse the results of earlier listings equal full listings and send
+fewer requests.
 """
 
 from __future__ import annotations
@@ -79,7 +78,9 @@ class Scene:
             del self.objects[self.key(number, suffix)]
 
     def count_requests(self) -> int:
-        """Lists the partition, compares with a full listing, and returns the number of requests."""
+        """Lists the partition, compares the result with a full listing, and returns the number of
+        requests of the first listing.
+        """
         before = self.store.pages
         listing = self.memory.list_partition(self.store, FOLDER, 0)
         pages = self.store.pages - before
@@ -165,7 +166,7 @@ def test_listing_shows_changes_in_the_middle_after_the_interval(scene: Scene) ->
     assert not scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_listing_after_forget_sends_the_requests_of_a_full_listing(scene: Scene) -> None:
+def test_listing_whose_memory_was_cleared_sends_requests_of_full_listing(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     scene.count_requests()

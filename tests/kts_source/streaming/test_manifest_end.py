@@ -1,6 +1,5 @@
-"""Checks that a stream reads end offsets from the newest log, not from the manifest.
-
-No checksum covers the end offset in a manifest.
+"""Checks that a stream reads the end offset of the newest segment from its log, not from its
+manifest, in which no checksum covers the end offset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests that the JSON text of a position never changes, and that other documents are refused."""
+"""Tests that the JSON text of a position never changes, and that invalid documents are refused."""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ def test_recreated_topic_raises_data_loss_error_after_tiered_segments(
 def test_recreated_topic_is_read_in_batches_without_a_new_listing(
     tier: GrowingTier, old_objects_stay: bool
 ) -> None:
-    """One listing shows both topic ids, and is reused for all batches, also of other topics."""
+    """One listing shows both topic ids and is reused for all batches, including batches of other
+    topics.
+    """
     previous_id, current_id = RECREATED
     old, new = (
         tier.folder("recreated", topic_id=topic_id) for topic_id in (previous_id, current_id)
@@ -113,7 +115,7 @@ def test_checkpoint_with_other_topic_id_than_option_raises_stream_offset_error(
 
 
 def test_older_topic_id_is_not_read_after_newer_segments_expire(tier: GrowingTier) -> None:
-    """All segments of the current topic id may expire while objects of the previous id remain."""
+    """All segments of the current topic id may expire while objects of the older id remain."""
     old, new = (tier.folder("recreated", topic_id=topic_id) for topic_id in RECREATED)
     for folder in (old, new):
         tier.add(folder, tier.stems(folder))
@@ -137,7 +139,7 @@ def test_older_topic_id_is_not_read_after_newer_segments_expire(tier: GrowingTie
 
 
 def test_new_process_with_only_older_topic_id_raises_data_loss_error(tier: GrowingTier) -> None:
-    """A new process cannot know which topic id is older."""
+    """A new process cannot find out that the remaining topic id is the older one."""
     previous_id, current_id = RECREATED
     old, new = (tier.folder("recreated", topic_id=topic_id) for topic_id in RECREATED)
     tier.add(new, tier.stems(new))

@@ -1,5 +1,5 @@
-"""Tests of offset checkpoints and `partition.metadata` as brokers write them, and of invalid
-ones.
+"""Tests parsing of offset checkpoints and of `partition.metadata`: files as brokers write them, and
+invalid files.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ ENTRIES = st.lists(
 )
 
 
-def test_empty_index_returns_base_offset() -> None:
+def test_lookup_in_empty_index_returns_base_offset() -> None:
     index = TimeIndex.from_bytes(b"", base_offset=500)
 
     assert len(index) == 0

@@ -1,4 +1,4 @@
-"""Tests side files that Kafka's own classes wrote."""
+"""Tests parsing of side files that Kafka's own classes wrote."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Checks that the scanner of batch headers finds the same batches or errors as the readable
-parsers.
+parsers, which parse in pure Python.
 
 The facts of a batch are the values that the scanner returns for it, such as offsets and position.
 """
@@ -25,7 +25,7 @@ from segment_format.record.control_record import marker_of
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests import log_strategies as strategies
 from tests.segment_format.kernels.test_equal_to_reference import plain_segments
 from tests.segment_format.kernels.yardstick import pieces
@@ -65,9 +65,8 @@ def rows(table: BatchTable) -> list[Facts]:
 def scanned(
     data: bytes, cut: Sequence[int] = (), *, start: int = 0, max_batch_bytes: int = 1 << 20
 ) -> tuple[list[Facts], type | None]:
-    """Scans a log with the batch scanner, in pieces of the sizes in `cut`.
-
-    Returns two values: the facts of all batches, and the class of the error or None.
+    """Scans a log with the batch scanner, split into pieces of the sizes in `cut`. Returns the
+    facts of all batches, and the class of the error or None.
     """
     scanner = BatchScanner(len(data), max_batch_bytes=max_batch_bytes, start_offset=start)
     batches: list[Facts] = []
@@ -83,9 +82,8 @@ def scanned(
 
 
 def readable(data: bytes, *, start: int = 0) -> tuple[list[Facts], type | None]:
-    """Parses a log entry by entry with the readable parsers.
-
-    Returns two values: the facts of all batches, and the class of the error or None.
+    """Parses a log entry by entry with the readable parsers. Returns the facts of all batches, and
+    the class of the error or None.
     """
     facts_of_entries: list[Facts] = []
     try:

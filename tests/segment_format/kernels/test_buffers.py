@@ -151,7 +151,7 @@ def test_batch_limits_do_not_change_rows(max_rows: int, max_bytes: int) -> None:
 
 
 def test_batches_of_records_with_empty_headers_are_limited() -> None:
-    """Headers without bytes use memory too."""
+    """Headers with empty keys and values use memory, too."""
     data = write_batch([SimpleRecord(b"", headers=(("", b""),) * 500)] * 40, base_offset=0)
     decoder = RecordDecoder(columns=("headers",), max_bytes=10_000)
     batches = [*decoder.feed(data), *decoder.finish()]

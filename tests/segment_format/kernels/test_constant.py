@@ -1,4 +1,4 @@
-"""Tests constant columns, whose values are not part of a record."""
+"""Tests constant columns, whose values come from the reader's arguments instead of the records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_single_constant_column_has_a_row_per_record() -> None:
 
 
 def test_constant_column_has_all_rows_of_a_batch_larger_than_the_previous_one() -> None:
-    """The last batch of a window is smaller than the batches of the next window."""
+    """The last batch of the first window is smaller than the batches of the second window."""
     decoder = RecordDecoder(columns=("topic",), constants=LOCATION, max_rows=15)
     sizes = [batch.num_rows for batch in (*decoder.feed(DATA[:300]), *decoder.flush())]
     remaining = list(decoder.feed(DATA[300:]))

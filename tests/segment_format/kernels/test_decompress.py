@@ -1,7 +1,7 @@
-"""Tests of the kernels' own decompressors: their output must equal the libraries' output.
+"""Tests the kernels' own decompressors: their output must equal the libraries' output.
 
-The kernels may delegate any payload to the libraries. Another test checks that they decompress what
-producers usually write.
+For any payload, the kernels may use the libraries instead. Another test checks that they do not for
+payloads that producers usually write.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ PAGES = GuardedPages(1 << 20)
 
 
 def in_kernel(codec: str, payload: bytes) -> bytes | None:
-    """Decompresses a payload that ends at a guard page. Returns None if the kernel does not support
-    the payload. The library must then decompress it.
+    """Decompresses a payload that ends at a guard page, that is, at memory without access rights.
+    Returns None if the kernel leaves this payload to the library.
     """
     data = PAGES.ending_with(payload)
     bound = bound_of(codec == "lz4", data)

@@ -1,4 +1,4 @@
-"""Checks that the kernels and the readable decoder return equal rows or errors for any bytes."""
+"""Checks that the kernels and the readable decoder return the same rows or errors for any bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segment_format.record.batch_header import TimestampType, crc32c
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, frame_batch, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests import log_strategies as strategies
 from tests.golden_data import LOCAL_TIER, TIER, VECTORS
 from tests.segment_format.kernels.yardstick import (
@@ -103,7 +103,7 @@ def test_decoder_matches_reference_on_broker_segments() -> None:
     assert total > 50_000
 
 
-def test_rows_match_kafka_consumer() -> None:
+def test_rows_of_topic_codecs_match_kafka_consumer() -> None:
     """Compares the rows of topic `codecs` with the rows that Kafka's consumer read."""
     table = pq.read_table(LOCAL_TIER / "expected" / "codecs.parquet")
     table = table.filter(table["in_tier"])
@@ -294,7 +294,9 @@ def test_corrupt_skipped_entry_is_reported_before_later_truncated_entry(
 def test_decoder_matches_reference_on_corrupt_records_with_valid_checksum(
     data: st.DataObject,
 ) -> None:
-    """The batch checksum is valid, so only the record decoder can reject these bytes."""
+    """The checksum of the batch is valid, so only the record decoder can reject the corrupt
+    records.
+    """
     case = data.draw(
         strategies.batches(codec=st.sampled_from(["none", "none", "lz4", "snappy", "zstd"]))
     )
@@ -368,7 +370,7 @@ def test_batch_with_flipped_byte_under_checksum_raises() -> None:
 
 
 def test_rows_of_different_batches_differ() -> None:
-    """Different bytes must give different rows; otherwise the other comparisons prove nothing."""
+    """If different bytes gave the same rows, the comparisons in this module would prove nothing."""
     first, two = (bytes.fromhex(vectors()["batches"][index]["hex"]) for index in (0, 2))
     assert actual(first) != actual(two)
     assert rows_of([]) == []

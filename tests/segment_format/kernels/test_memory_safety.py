@@ -1,7 +1,7 @@
 """Checks that kernels neither read past their input nor write past their buffers.
 
-The input ends at a page without access rights: a load past it ends the process. Output buffers are
-followed by marker bytes.
+The input ends at a page without access rights, so a read past it ends the process. Output buffers
+are followed by marker bytes.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class GuardedPages:
 
 
 def hostile_logs() -> list[bytes]:
-    """Returns batches that are truncated or changed at each byte, with valid checksums where
-    possible. Some payloads are shorter than a record.
+    """Returns batches that are truncated or changed at each byte, with valid checksums if possible.
+    The payloads of some of them are shorter than a record.
     """
     document = json.loads((VECTORS / "kafka-vectors.json").read_text())
     stored = [
@@ -162,7 +162,7 @@ def test_decoder_matches_reference_on_hostile_logs() -> None:
 
 
 def test_hostile_length_raises_error_immediately() -> None:
-    """A length above the limit raises at once; the decoder does not buffer gigabytes first."""
+    """The error is raised before the decoder buffers gigabytes."""
     from segment_format.arrow import RecordDecoder
 
     data = bytearray(write_batch([SimpleRecord(b"v")], base_offset=5))

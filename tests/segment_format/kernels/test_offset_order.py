@@ -1,4 +1,6 @@
-"""Checks that the order of offsets reveals wrong base offsets, which no checksum covers."""
+"""Checks that a wrong base offset, which no checksum covers, is detected because the offsets are
+not in order.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from segment_format.arrow import RecordDecoder
 from segment_format.errors import CorruptRecordError, SegmentFormatError
 from segment_format.record.framing import iter_entries
 from segment_format.testing import SimpleRecord, write_batch
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set
 from tests.quick import only
 from tests.segment_format.kernels.yardstick import decode_pieces, pieces
 

@@ -1,7 +1,7 @@
 """Tests that a batch can be released without the GIL.
 
-Engines release batches from a native thread while a Python thread keeps the GIL and waits. The test
-runs in its own process, because the process hangs if the test fails.
+Engines release batches from a native thread while a Python thread keeps the GIL and waits. If a
+release needs the GIL, the process hangs, so the test runs in a separate process.
 """
 
 from __future__ import annotations
@@ -106,9 +106,8 @@ class _ArrowArray(ctypes.Structure):
 
 
 def release_under_a_held_gil(kind: str) -> int:
-    """Releases pieces of batches in native threads while this thread waits and keeps the GIL.
-
-    Returns the number of bytes that Arrow has not freed.
+    """Releases batches in native threads while this thread keeps the GIL and waits. Returns the
+    number of bytes that Arrow has not freed.
     """
     c_library = ctypes.PyDLL(None)  # PyDLL keeps the GIL during calls
     decoded()  # creates the objects that are never freed

@@ -44,9 +44,8 @@ def kernel_rows(
     cut: Sequence[int] = (),
     **options: Any,  # noqa: ANN401
 ) -> tuple[list[Row], int]:
-    """Decodes `stored` with a key filter.
-
-    Returns two values: the rows with a key in `keys`, and the number of records with other keys.
+    """Decodes `stored` with a key filter. Returns the rows with a key in `keys`, and the number of
+    records with other keys.
     """
     arguments = {"columns": ALL_COLUMNS, "start_offset": START, **options}
     decoder = RecordDecoder(keys=KeySet.of(keys), **arguments)
@@ -141,7 +140,9 @@ def test_key_filter_of_many_keys_matches_reference() -> None:
 
 
 def test_key_filter_with_colliding_hashes_compares_keys() -> None:
-    """A caller that knows the seed could choose colliding keys, so all bytes must be compared."""
+    """An attacker who knows the seed could choose keys with colliding hashes, so all bytes must be
+    compared.
+    """
     seed = 12345
     keys = colliding(seed, 50)
     key_set = KeySet.of(keys, seed=seed)
@@ -181,9 +182,8 @@ def test_key_filter_without_keys_returns_no_rows() -> None:
 def test_key_filter_on_random_bytes_matches_reference_or_raises(
     payload: bytes, count: int, keys: list[bytes | None]
 ) -> None:
-    """An invalid record raises, unless the kernel skips it because its key is not in the set.
-
-    The kernel does not read the rest of a record after such a key.
+    """After a key that is not in the set, the kernel does not read the rest of the record. It
+    therefore raises no error if that rest is invalid.
     """
     data = frame_batch(payload, base_offset=7, record_count=count, last_offset_delta=4)
     all_rows = actual(data)

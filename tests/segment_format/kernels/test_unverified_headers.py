@@ -1,6 +1,5 @@
-"""Checks which batch headers a read trusts when it skips a batch or ends.
-
-The checksum of the batch or the header of the next batch must confirm them.
+"""Checks that a read skips a batch, or ends, only if the batch header is confirmed by the checksum
+of the batch or by the header of the next batch.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from segment_format.key_set import KeySet
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches, iter_record_times
 from segment_format.testing import SimpleRecord, frame_batch, write_batch
-from segment_format.testing.batches import write_record
-from segment_format.testing.legacy import write_message_set
+from segment_format.testing.batches import write_message_set, write_record
 from tests.quick import only
 from tests.segment_format.kernels.yardstick import decode_pieces, pieces
 

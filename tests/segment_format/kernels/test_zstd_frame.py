@@ -1,6 +1,5 @@
-"""Compares the kernel's size bound of a zstd frame with the readable parser.
-
-The kernel may also report that the bound is unknown.
+"""Compares the kernel's size bound of a zstd frame with that of the readable parser. The kernel may
+also report an unknown bound.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def in_kernel(payload: bytes) -> int:
 
 
 def readable(payload: bytes) -> int:
-    """Returns the readable parser's size bound for a payload.
-
-    Returns −1 if the payload is not exactly one frame, or if the frame states its content size.
+    """Returns the readable parser's size bound for a payload, or −1 if the payload is not exactly
+    one frame or the frame states its content size.
     """
     try:
         frames = scan_frames(memoryview(payload))

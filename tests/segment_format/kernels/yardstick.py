@@ -59,9 +59,8 @@ def expected(
     check_crcs: bool = True,
     max_batch_bytes: int = LARGEST_ENTRY,
 ) -> Outcome:
-    """Returns the rows that the decoder's documentation promises, or the name of the error class.
-
-    The rows contain `ALL_COLUMNS`, with timestamps in microseconds.
+    """Returns the rows of `ALL_COLUMNS` that the decoder must return, with timestamps in
+    microseconds, or the name of the error class.
     """
     try:
         rows = _rows(data, start_offset, stop_offset, aborted, check_crcs, max_batch_bytes)
@@ -127,7 +126,9 @@ def _rows(
 
 
 def _check_skipped(entry: bytes | None, limit: int) -> None:
-    """Raises if a skipped entry has a wrong checksum or is an invalid message of magic 0 or 1."""
+    """Raises an error if a skipped entry has a wrong checksum or is an invalid message of magic 0
+    or 1.
+    """
     if entry is None:
         return
     if entry[16] < 2:
@@ -162,7 +163,7 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
 
 
 def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
-    """Splits `data` into pieces of the lengths in `sizes`. Repeats `sizes` until the data ends."""
+    """Splits `data` into pieces of the lengths in `sizes`, which repeat until the data ends."""
     stream = io.BytesIO(data)
     for size in itertools.cycle(sizes):
         piece = stream.read(size)
@@ -172,7 +173,7 @@ def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
 
 
 def decode_pieces(decoder: RecordDecoder, windows: Iterable[BytesLike]) -> list[pa.RecordBatch]:
-    """Feeds all windows to a decoder, finishes it, and returns all its batches."""
+    """Passes all windows to a decoder, finishes it, and returns all decoded batches."""
     batches = [batch for window in windows for batch in decoder.feed(window)]
     return batches + list(decoder.finish())
 
@@ -196,9 +197,8 @@ def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
 
 
 def actual(data: bytes | memoryview, *, cut: Sequence[int] = (), **options: Any) -> Outcome:  # noqa: ANN401
-    """Decodes the bytes with the kernels; returns rows, or the name of the error class.
-
-    The decoder receives pieces of the sizes in `cut`, or all bytes at once if `cut` is empty.
+    """Decodes the bytes with the kernels; returns rows, or the name of the error class. If `cut` is
+    not empty, the decoder receives the bytes in pieces of these sizes.
     """
     arguments = {"start_offset": START, "columns": ALL_COLUMNS, **options}
     try:

@@ -55,7 +55,7 @@ def indexes(draw: st.DrawFn) -> Index:
 
 
 def table_by_counting(index: Index) -> list[Chunk]:
-    """Returns the chunk table, computed by walking from the first chunk to the last."""
+    """Computes the chunk table by walking from the first chunk to the last."""
     table: list[Chunk] = []
     position = transformed = 0
     while position < index.original_file_size:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
-from segment_format.manifest.custom_metadata import CustomMetadata, parse_custom_metadata
+from segment_format.manifest.object_names import CustomMetadata, parse_custom_metadata
 from tests.golden_data import VECTORS
 from tests.segment_format.metadata.writers import write_custom_metadata
 from tests.segment_format.outcomes import assert_value_or_positioned_error

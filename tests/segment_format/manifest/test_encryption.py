@@ -125,9 +125,8 @@ def test_changed_wrapped_key_raises() -> None:
 
 
 def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0) -> int:
-    """Returns the OAEP block of a message for a 256-byte RSA key (RFC 8017).
-
-    The block is invalid unless `label`, `first` and `filler` have their default values.
+    """Returns the OAEP block of a message for a 256-byte RSA key (RFC 8017). The block is valid
+    only if `label`, `first` and `filler` have their default values.
     """
 
     def mask(seed: bytes, size: int) -> bytes:
@@ -146,7 +145,7 @@ def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0)
     return int.from_bytes(encoded, "big")
 
 
-def test_wrong_padding_raises() -> None:
+def test_data_key_with_wrong_padding_raises() -> None:
     def opened(block: int) -> bytes:
         public = VECTOR_KEY.public_key
         ciphertext = pow(block, public.public_exponent, public.modulus).to_bytes(256, "big")

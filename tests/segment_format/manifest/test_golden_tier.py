@@ -13,8 +13,8 @@ from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.transaction_index import parse_transaction_index
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.chunk_index import VariableChunkIndex
-from segment_format.manifest.custom_metadata import parse_custom_metadata
 from segment_format.manifest.encryption import load_private_key, unwrap_data_key
+from segment_format.manifest.object_names import parse_custom_metadata
 from segment_format.manifest.segment_manifest import IndexRange, SegmentManifest
 from segment_format.manifest.transform import restore_chunk, restore_index
 from segment_format.record.framing import iter_entries

@@ -332,7 +332,7 @@ def test_invalid_manifest_raises(
     ],
     ids=range(14),
 )
-def test_invalid_bytes_raise(data: bytes, reason: str) -> None:
+def test_invalid_manifest_bytes_raise(data: bytes, reason: str) -> None:
     with pytest.raises(InvalidManifestError, match=reason) as caught:
         SegmentManifest.from_json(data)
     assert len(str(caught.value)) < 300

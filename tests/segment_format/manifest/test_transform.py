@@ -170,7 +170,7 @@ def test_wrong_index_length_raises(data_key: bytes | None) -> None:
 
 @settings(deadline=None)
 @given(st.data(), st.booleans(), st.booleans())
-def test_changed_chunk_restores_to_its_size_or_raises(
+def test_changed_chunk_is_restored_to_original_size_or_raises(
     data: st.DataObject, compression: bool, encrypted: bool
 ) -> None:
     data_key = KEY if encrypted else None
@@ -191,7 +191,7 @@ def test_changed_chunk_restores_to_its_size_or_raises(
 
 @settings(deadline=None)
 @given(st.binary(max_size=80), st.integers(1, 1000), st.booleans(), st.booleans())
-def test_any_bytes_restore_or_raise(
+def test_any_stored_bytes_are_restored_or_raise(
     stored: bytes, size: int, compression: bool, encrypted: bool
 ) -> None:
     outcome = value_or_error(

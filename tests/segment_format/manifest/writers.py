@@ -1,6 +1,5 @@
-"""Writes chunks, wrapped keys and manifests, so that tests can read them back.
-
-The functions use the types of `segment_format.manifest`.
+"""Writes chunks, wrapped keys and manifests with the types of `segment_format.manifest`, so that
+tests can read them back.
 
 `segment_format.testing.tiers` writes the same formats without these types.
 """
@@ -146,9 +145,8 @@ def index_ranges(
     leader_epoch: int,
     transaction: int | None = None,
 ) -> SegmentIndexes:
-    """Returns the ranges of the side files in an `.indexes` object, without gaps.
-
-    Each argument is the stored size of a side file in bytes. The order is the plugin's.
+    """Returns the ranges of the side files in an `.indexes` object, in the plugin's order and
+    without gaps. Each argument is the stored size of a side file in bytes.
     """
     sizes = (offset, timestamp, producer_snapshot, leader_epoch, transaction or 0)
     stops = [sum(sizes[: number + 1]) for number in range(5)]

@@ -1,4 +1,5 @@
-"""Rebuilds the live set of segments event by event, as a reference for `LiveSegments`.
+"""Computes the set of live segments by applying single events in order, as a reference for
+`LiveSegments`.
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
 deletions of partitions `RemotePartitionMetadataStore`.
@@ -29,9 +30,9 @@ _Key = tuple["uuid.UUID", int, "uuid.UUID"]
 def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Applies the events and returns all segments that are not in DELETE_SEGMENT_FINISHED.
 
-    Events of one metadata partition must keep their order. The order of events of different
-    metadata partitions is not important. DELETE_PARTITION_FINISHED removes all segments of a
-    partition. Ignores the same events as a broker:
+    Events from one partition of the metadata topic must be in order; the partitions may be
+    interleaved in any way. DELETE_PARTITION_FINISHED removes all segments of a partition. Ignores
+    the same events as a broker:
 
     * the first event of a segment, if its state is not COPY_SEGMENT_STARTED
     * a repeated first event, if the segment is no longer in state COPY_SEGMENT_STARTED
@@ -39,12 +40,8 @@ def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentM
     * a transition that Kafka does not allow
     * snapshots (type 3)
 
-    Args:
-        records: Parsed events; events of other topics are allowed.
-
-    Returns:
-        The segments with their last state, broker, event time and custom metadata, in order of
-        topic, topic id, partition, start offset and event time.
+    The returned segments have their last state, broker, event time and custom metadata. They are in
+    order of topic, topic id, partition, start offset and event time.
     """
     segments: dict[_Key, RemoteLogSegmentMetadata] = {}
     for record in records:
@@ -58,10 +55,9 @@ def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentM
 
 
 def live_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Returns the readable segments: the `known_segments` in state COPY_SEGMENT_FINISHED.
-
-    The set can still contain duplicates, overlaps and segments of replaced leaders. A
-    reader chooses among them by leader epochs.
+    """Returns the `known_segments` in state COPY_SEGMENT_FINISHED, which readers can use. They can
+    contain duplicates, overlaps and segments of replaced leaders, among which readers choose by
+    leader epochs.
     """
     finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     return tuple(segment for segment in known_segments(records) if segment.state is finished)

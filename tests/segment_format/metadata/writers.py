@@ -22,7 +22,7 @@ from segment_format.metadata.model import (
 from segment_format.metadata.remote_log_segment_metadata import FRAME_VERSION, TXN_INDEX_EMPTY_TAG
 
 if TYPE_CHECKING:
-    from segment_format.manifest.custom_metadata import CustomMetadata
+    from segment_format.manifest.object_names import CustomMetadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,9 @@ def java_zstd(data: bytes, *, content_size: bool = False, checksum: bool = False
 
 
 def flushed_zstd(pieces: list[bytes]) -> bytes:
-    """Returns one frame with a block per piece, like a producer that flushes each record."""
+    """Returns one zstd frame with a block for each of `pieces`, like a producer that flushes after
+    each record.
+    """
     stream = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     return b"".join(
         [
@@ -114,7 +116,7 @@ def sample(size: int, seed: int = 1) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 100, 16 << 10, 300_000, 5 << 20])
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_content_round_trips(name: str, size: int) -> None:
+def test_compressed_content_round_trips(name: str, size: int) -> None:
     codec, compress = COMPRESSORS[name]
     data = sample(size)
 

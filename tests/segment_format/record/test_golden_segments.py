@@ -36,7 +36,9 @@ PARTITION_FACTS: dict[tuple[str, int], dict[str, Any]] = {
     for topic in summary()["topics"]
     for partition in topic["partitions"]
 }
-"""Entries of partitions in `summary.json`, by the name of the Parquet file and the partition."""
+"""Entries of partitions in `summary.json`, by the name of the Parquet file and the partition
+number.
+"""
 
 
 def plain_segments(topic: str, partition: int) -> list[Segment]:

@@ -131,3 +131,20 @@ def test_gap_without_batch_in_time_index_raises(bases: tuple[int, ...], newest: 
     data = b"".join(map(batch, bases))
     with pytest.raises(CorruptRecordError, match=f"the time index ends with offset {newest}"):
         end_of(data, base_offset=2, newest=newest)
+
+
+def test_last_batch_moved_above_next_segment_raises_in_compacted_log() -> None:
+    data = batch(0) + batch(5) + batch(10)
+    position = len(batch(0) + batch(5))
+    assert end_of(data, next_base=12) == 11
+    for bit in range(2, 63):
+        moved = flipped(data, position + 7 - bit // 8, 1 << bit % 8)
+        if 10 ^ (1 << bit) > 10:
+            with pytest.raises(CorruptRecordError, match="next segment begins at 12"):
+                end_of(moved, next_base=12)
+            end_of(moved)  # no evidence without a next segment
+
+
+def test_segment_that_overlaps_next_segment_is_accepted() -> None:
+    assert end_of(batch(0) + batch(5) + batch(7), next_base=6) == 8
+    assert end_of(batch(0) + batch(5) + batch(7) + batch(30), next_base=6) == 31

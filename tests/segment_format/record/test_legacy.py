@@ -1,6 +1,5 @@
-"""Tests messages with magic 0 and 1: wrappers, bugs of old clients, and malformed messages.
-
-The vectors of Kafka do not cover these cases.
+"""Tests messages with magic 0 and 1 that the vectors of Kafka do not contain: wrappers, bugs of old
+clients, and malformed messages.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_record_times_of_damaged_log_match_decoder_or_raise(
 
 
 def sealed(data: bytearray) -> bytes:
-    """Returns the batch with a valid checksum for its current content."""
+    """Returns the batch after correcting its checksum."""
     data[17:21] = crc32c(bytes(data[CRC_START:])).to_bytes(4, "big")
     return bytes(data)
 

@@ -1,6 +1,5 @@
-"""Checks that records are validated like in Kafka's consumer.
-
-Also checks that invalid input raises only errors of `segment_format`.
+"""Checks that records are validated in the same way as by Kafka's consumer, and that invalid input
+raises only errors of `segment_format`.
 """
 
 from __future__ import annotations
@@ -333,7 +332,7 @@ def test_records_round_trip(records: list[Record]) -> None:
         assert decoded.headers == record.headers
 
 
-def test_damaged_fields_outside_crc_do_not_hide_a_batch() -> None:
+def test_batch_with_damaged_fields_outside_crc_decodes() -> None:
     """The CRC does not cover the leader epoch, because followers rewrite it."""
     batch = bytearray(record_set("v2-none-createtime"))
     struct.pack_into(">i", batch, 12, -1)

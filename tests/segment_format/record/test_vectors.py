@@ -30,7 +30,7 @@ EXCEPTIONS = {
 
 
 def as_vector(batch: DecodedBatch) -> dict[str, Any]:
-    """Returns a decoded batch in the form of the vectors file."""
+    """Converts a decoded batch to the form of the vectors file."""
 
     def text(value: bytes | None) -> str | None:
         return None if value is None else value.hex()

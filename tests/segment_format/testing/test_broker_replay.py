@@ -1,6 +1,5 @@
-"""Compares the index and snapshot files of the test writer with those of a real broker.
-
-Both are written for the same logs.
+"""Compares the index and snapshot files that the test writer and a real broker wrote for the same
+logs.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_plain_batches_of_broker_are_rebuilt_exactly(topic: str) -> None:
 
 
 def test_manifests_of_broker_are_rebuilt_exactly() -> None:
-    """Writes the objects of plain segments from the decoded content and compares them."""
+    """The objects of plain segments are written from the decoded content."""
     compared = 0
     for path in sorted(TIER.glob(f"{KEY_PREFIX}*/*/*.rsm-manifest")):
         stored = path.read_bytes()

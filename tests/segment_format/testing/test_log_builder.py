@@ -1,4 +1,4 @@
-"""Tests how `LogBuilder` follows rules of brokers that the golden logs do not cover."""
+"""Tests that `LogBuilder` follows rules of brokers that the golden logs do not show."""
 
 from __future__ import annotations
 

@@ -7,12 +7,8 @@ import pyarrow.compute as pc
 
 
 def check_nulls_below(array: pa.Array, above: pa.Array | None = None) -> None:
-    """Fails if a field of a null struct has a value, at any depth.
-
-    Args:
-        array: The array to check.
-        above: True in the rows where an enclosing struct is null; None if there is no enclosing
-            struct.
+    """Fails if a field of a null struct has a value, at any depth. `above` is True in the rows
+    where an enclosing struct is null, or None without an enclosing struct.
     """
     kind = array.type
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Tests of the headers that Confluent's serializers write."""
+"""Tests the headers that Confluent's serializers write."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def latest_records(
     retention_ms: int = 86_400_000,
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> dict[tuple[int, bytes], dict[str, Any]]:
-    """Returns the records that Kafka's log cleaner would keep, as a map from partition and key to
-    the row. Uses only offsets below `below`.
+    """Returns the records below offset `below` that Kafka's log cleaner would keep, as a map from
+    partition and key to the row.
     """
     latest: dict[tuple[int, bytes], dict[str, Any]] = {}
     newest: dict[int, Any] = {}
@@ -150,8 +150,8 @@ RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)
 
 
 class Watched(LocalExecutor):
-    """Runs tasks. Records in `read` which slices they read: topic, partition, start and stop
-    offset.
+    """Runs tasks. `read` contains topic, partition, start and stop offset of each slice that they
+    read.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 """Checks that compacted tables keep the rows of topics and partitions that were deleted from the
-tier, also if a topic was created again.
+tier, even if a new topic with the same name was created.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def test_rebuild_that_would_lose_rows_raises_range_gap_error(
 def test_rebuild_raises_if_the_tier_lost_a_segment_of_the_table(
     tier: Tier, lake: Lake, columns: str, in_flight: bool
 ) -> None:
-    """With `failOnDataLoss=false`, an export may skip new records, but it must not remove rows from
-    the table.
+    """With `failOnDataLoss=false`, an export may skip lost records, but it must not remove rows
+    from the table.
     """
     options = tier.options(columns, failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
@@ -253,7 +253,9 @@ def test_compaction_into_folder_with_rows_is_refused(tier: Tier, tmp_path: Path)
 
 
 def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
-    """Both exports start without a table. Between them, the topic is deleted and created again."""
+    """Both exports start before the table exists. The topic is deleted and created again between
+    their starts.
+    """
     tier.grow("oa", "abc")
     table: Any = lake.table(compact=True)
     commit = table.commit

@@ -1,4 +1,4 @@
-"""Writes a small tier whose values are texts. Defines a transform that returns these texts as a
+"""Writes a small tier whose values are texts, and defines a transform that returns the texts as a
 column.
 """
 
@@ -21,10 +21,8 @@ TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
 def tier_of(
     folder: Path, texts: Sequence[str | None], *, last_ms: int = START_MS
 ) -> dict[str, str]:
-    """Writes a topic `t` with one record for each text in `texts`. Returns the options to read it.
-
-    Args:
-        last_ms: Timestamp of the last record.
+    """Writes a topic `t` with one record for each text in `texts`. The last record has the
+    timestamp `last_ms`. Returns the options to read the topic.
     """
     log = LogBuilder()
     log.append(

@@ -26,10 +26,8 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
-    """Moves the modification times of data files `hours` into the past, except for the newest `but`
-    files.
-
-    Returns all data files, oldest first.
+    """Moves the modification times of all data files except the newest `but` files `hours` into the
+    past. Returns all data files, oldest first.
     """
     files = sorted(
         (path for path in lake.folder.rglob("*.par*") if "_delta_log" not in path.parts),
@@ -70,8 +68,8 @@ def test_clean_keeps_files_committed_during_its_listing(
             waiting.pop()()
 
     class Committing(DiesAtCommit):
-        """Instead of a commit, runs `clean`. The commit happens after `clean` has listed a folder.
-        Then the export is killed.
+        """Calls `clean` instead of committing. After `clean` has listed a folder, the commit runs
+        and the export is killed.
         """
 
         def commit(self, commit: Commit) -> bool:

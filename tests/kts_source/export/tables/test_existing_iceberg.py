@@ -193,8 +193,8 @@ def test_unsigned_integer_columns_are_refused(lake: Lake) -> None:
 
 
 class Overtaken:
-    """Calls `between` once, after an export has checked the table and before it commits. Counts the
-    commit attempts in `tries`.
+    """Calls `between` once, after an export has checked the table and before it commits. `tries`
+    counts the commit attempts.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, between: Any) -> None:  # noqa: ANN401

@@ -74,7 +74,7 @@ READERS_WITH_TYPES: Final[dict[str, Callable[[str], list[Any]]]] = {
     ],
 }
 SPARK_NUMBERS: Final = ("1d", "1f", "0x1p3")
-"""Texts that only Spark reads as numbers."""
+"""Texts that Spark reads as numbers and other readers read as text."""
 NUMBERS: Final = [
     *("1", "01", "001", "-1", "-0", "1.5", ".5", "5.", "0.10", "1e5", "12e4", "1E5", "+.5"),
     *SPARK_NUMBERS,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LAST = chr(sys.maxunicode)
 CUT = 16
-"""Number of characters of a bound that PyIceberg keeps."""
+"""Maximum length of a text bound in PyIceberg, in characters."""
 
 
 def table_of(

@@ -1,5 +1,5 @@
 """Tests commits that succeed although the library reports an error. Also tests that `clean` keeps
-the files of a running export, and that a commit checks that its files exist unchanged.
+the files of a running export, and that a commit fails if its files were removed or changed.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def test_export_into_folder_without_file_locks_warns(
     assert clean(lake.settings(), older_than_hours=-1) == ()
 
 
-def test_run_logs_a_warning_if_its_mark_cannot_be_deleted(
+def test_export_warns_if_it_cannot_delete_the_mark_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = LocalTarget(tmp_path)

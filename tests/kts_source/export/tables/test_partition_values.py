@@ -1,5 +1,5 @@
-"""Checks that readers find the rows of a partition by its text. Texts that readers cannot read are
-refused.
+"""Checks that readers find the rows of a partition by the text of its value. Exports refuse texts
+that readers cannot read.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ def test_readers_do_not_see_unpublished_files(tmp_path: Path) -> None:
 
 
 class Interposed(LocalExecutor):
-    """Runs tasks, and calls `between` once: after the tasks of the first commit, and before this
-    commit.
+    """Runs tasks, and calls `between` once, after the tasks of the first commit and before the
+    commit itself.
     """
 
     def __init__(self, between: Any) -> None:  # noqa: ANN401
@@ -310,8 +310,8 @@ def test_files_of_killed_run_are_listed_and_removed_by_clean(lake: Lake) -> None
 
 
 class Speculative(LocalExecutor):
-    """Runs two attempts of every task, but returns the report of only one attempt. The unused
-    attempt runs before the used one if the task number is odd, and after it otherwise.
+    """Runs two attempts of every task, but returns the report of only one of them. The other
+    attempt runs first if the task number is odd, and second if it is even.
     """
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:

@@ -129,8 +129,8 @@ def test_iceberg_table_on_s3_contains_all_rows(
 
 
 class _ForwardWithoutChecksums(http.server.BaseHTTPRequestHandler):
-    """Forwards requests to the real server, but answers requests with checksum headers with status
-    501.
+    """Forwards requests to the real server, but answers requests that have checksum headers with
+    status 501.
     """
 
     protocol_version = "HTTP/1.1"
@@ -184,8 +184,8 @@ class _StrictServer(http.server.ThreadingHTTPServer):
 def strict_server(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[S3Server, list[str]]]:
-    """Yields two values: an S3 server that refuses requests with checksum headers, and a list of
-    the refused requests.
+    """Yields an S3 server that refuses requests with checksum headers, and a list of the refused
+    requests.
     """
     for name in CHECKSUM_VARIABLES:
         monkeypatch.delenv(name, raising=False)

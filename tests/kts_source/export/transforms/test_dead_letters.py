@@ -1,4 +1,4 @@
-"""Checks that each rejected row is in exactly one published file, even if a run is killed shortly
+"""Checks that each rejected row is in exactly one published file, even if a run is killed directly
 before or after its commit.
 """
 
@@ -44,8 +44,8 @@ class OddOnly(EvenOffsets):
 
 
 class Exports:
-    """Runs exports with a transform that rejects odd offsets, and reads the dead letters that they
-    publish.
+    """Runs exports with a transform that rejects odd offsets, and reads the dead letters of these
+    exports.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -182,8 +182,8 @@ def test_clean_keeps_dead_letters_of_run_killed_after_commit(exports: Exports) -
 def test_clean_of_another_export_keeps_committed_dead_letters(
     exports: Exports, tmp_path: Path, cleaned: str
 ) -> None:
-    """`clean` runs for another table or another export id with the same folder of dead letters, or
-    for an export without such a folder.
+    """`clean` runs with the same folder of dead letters for another table or export id, or without
+    this folder.
     """
     arguments = exports.arguments
     lake = exports.lake

@@ -23,10 +23,8 @@ LOG_STARTS = "log-start-offset-checkpoint"
 def build_transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) -> BuiltLog:
     """Builds a log with transactions that continue across segment borders.
 
-    Args:
-        segments: Number of segments.
-        rounds: Number of times that a segment repeats the same sequence of batches.
-        undecided: Whether transactions are open at the end of the log.
+    Each segment repeats the same sequence of batches `rounds` times. If `undecided` is true,
+    transactions are open at the end of the log.
     """
     builder = LogBuilder(index_interval_bytes=300)
     number = 0
@@ -62,7 +60,7 @@ class Disk:
 
     @property
     def folder(self) -> Path:
-        """Folder of the partition in the log directory."""
+        """Returns the folder of the partition in the log directory."""
         return self.root / f"{TOPIC}-0"
 
     def write(
@@ -78,8 +76,8 @@ class Disk:
         Args:
             log: The log to write.
             clean: Whether the broker was shut down cleanly. After a crash, the indexes of the
-                active segment have their preallocated size, and no producer snapshot of the log's
-                end exists.
+                active segment have their preallocated size, and the producer snapshot of the log's
+                end is missing.
             high_watermark: Offset in the high watermark checkpoint. The default is the end of the
                 log.
             recovery_point: Offset in the recovery point checkpoint if `clean` is false. After a

@@ -1,6 +1,4 @@
-"""Checks that a scan of a crashed broker's disk returns the same rows that the broker served after
-its restart.
-"""
+"""Checks that a scan of a crashed broker's disk returns the same rows as the restarted broker."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def build_small_log(segments: int = 3) -> LogBuilder:
 
 
 def write_checkpoint(root: Path, name: str, **marks: int) -> None:
-    """Writes a checkpoint file. For example, `orders_1=7` writes offset 7 of partition orders-1."""
+    """Writes a checkpoint file. For example, `orders_1=7` adds an entry for partition orders-1 with
+    offset 7.
+    """
     lines = [f"{key.replace('_', ' ')} {offset}" for key, offset in marks.items()]
     (root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 
@@ -56,7 +58,7 @@ def copy_to_unserved_folder(
     disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID
 ) -> None:
     """Copies the partition to a folder of partition `number` with suffix `-<state>`, for example
-    `-delete`. Brokers do not serve such folders.
+    `-delete`. Brokers ignore folders with such a suffix when they answer consumers.
     """
     folder = disk.root / f"{TOPIC}-{number}.{'0a' * 16}-{state}"
     shutil.copytree(disk.folder, folder)
@@ -191,7 +193,7 @@ def test_checkpoint_with_offset_0_of_missing_partition_warns(
     Disk(tmp_path).write(LOG)
     write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=0)
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
-    assert "it names no offsets of orders-1, and that folder is not there" in caplog.text
+    assert "it names no offsets of orders-1, but this folder does not exist" in caplog.text
 
 
 def test_lost_partition_folder_warns_if_other_log_directory_has_its_offsets(
@@ -218,7 +220,7 @@ def test_subscribed_topic_listed_only_in_checkpoint_raises_data_loss_error(
         read_offsets(tmp_path, subscribe="gone")
     options = {"path": str(tmp_path), "layout": "kafka-logs", "subscribePattern": ".*"}
     assert {partition.topic for partition in plan(options).partitions} == {TOPIC}
-    assert "checkpoints or folders set aside, of topics gone" in caplog.text
+    assert "only checkpoints or folders set aside exist: topics gone" in caplog.text
 
 
 # -- folders with the suffix -future, -delete or -stray
@@ -242,7 +244,9 @@ def test_partition_whose_only_folder_is_future_deleted_or_stray_is_reported(
 
 
 def test_checkpoint_entry_of_deleted_folder_is_not_data_loss(tmp_path: Path) -> None:
-    """The broker renamed the folder, but has not removed its entry from the checkpoints yet."""
+    """The broker has renamed the folder, but not yet removed the folder's entry from the
+    checkpoints.
+    """
     disk = Disk(tmp_path).write(LOG)
     copy_to_unserved_folder(disk, "delete", number=1)
     write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=END)

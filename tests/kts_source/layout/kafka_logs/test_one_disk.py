@@ -15,6 +15,7 @@ from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.layout.kafka_logs.disk import (
     HIGH_WATERMARKS,
     LOG_STARTS,
+    RECOVERY_POINTS,
     TOPIC,
     Disk,
     build_transactions,
@@ -162,8 +163,8 @@ def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_pat
 
 @pytest.mark.parametrize("missing", ["", "index", "snapshot"])
 def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing: str) -> None:
-    """Planning parses the log that contains the high watermark, and the logs that lack a side file.
-    In other logs, only the read detects the damage.
+    """Planning parses only the log that contains the high watermark, and logs without a side file.
+    In other logs, the damage is detected when they are read.
     """
     for number in range(len(LOG.segments)):
         root = tmp_path / str(number)
@@ -231,8 +232,8 @@ def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
 def test_log_start_of_untiered_log_after_crash_is_not_read_from_leader_epochs(
     tmp_path: Path, first: bytes
 ) -> None:
-    """The broker did not flush its log start before the crash, so it serves the deleted records
-    again.
+    """The broker did not flush its log start before the crash, so after the restart consumers
+    receive the deleted records again.
     """
     builder = LogBuilder()
     for epoch in range(3):
@@ -308,3 +309,49 @@ def test_starting_timestamp_is_found_with_original_and_rebuilt_time_index(tmp_pa
         first = min(row.offset for row in log.all_rows if row.timestamp >= timestamp)
         for name in ("clean", "crashed"):
             assert read_offsets(tmp_path / name, startingTimestamp=str(timestamp))[0] == first
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("end_of_log", ["false", "true"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_flipped_bit_in_base_offset_of_last_batch_raises_data_loss_error(
+    tmp_path: Path, batches: int, end_of_log: str, *, clean: bool
+) -> None:
+    builder = LogBuilder()
+    for size in (3, 3, *[4] * batches):
+        builder.append([SimpleRecord(b"value")] * size)
+        if size == 3:
+            builder.roll()
+    log = builder.build()
+    last = log.segments[-1]
+    position = list_batches(last.log)[-1][1]
+    for bit in range(63):
+        root = tmp_path / str(bit)
+        disk = Disk(root).write(log, clean=clean)
+        assert read_offsets(root, endOfLog=end_of_log) == list_expected_offsets(log)
+        data = bytearray(last.log)
+        data[position + 7 - bit // 8] ^= 1 << bit % 8
+        disk.put(f"{last.base_offset:020d}.log", bytes(data))
+        with pytest.raises((DataLossError, CorruptSegmentError)):
+            read_offsets(root, endOfLog=end_of_log)
+
+
+@pytest.mark.parametrize("evidence", ["high watermark", "recovery point", "cleaner", "other gap"])
+def test_gap_of_compaction_before_last_batch_is_read(tmp_path: Path, evidence: str) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"value")] * 4)
+    if evidence == "other gap":
+        builder.skip_offsets(3)
+        builder.append([SimpleRecord(b"value")])
+    builder.skip_offsets(8)
+    builder.append([SimpleRecord(b"value")] * 4)
+    log = builder.build()
+    end = log.end_offset()
+    disk = Disk(tmp_path).write(log, clean=False, high_watermark=end - 1)
+    if evidence == "high watermark":
+        disk.checkpoint(HIGH_WATERMARKS, end)
+    elif evidence == "recovery point":
+        disk.checkpoint(RECOVERY_POINTS, end)
+    elif evidence == "cleaner":
+        disk.checkpoint("cleaner-offset-checkpoint", 4)
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(log)

@@ -1,4 +1,5 @@
-"""Checks which replica is read from the disks of several brokers, and where its log ends.
+"""Checks which replica a scan reads from the disks of several brokers, and at which offset the scan
+ends.
 
 A dead branch is the end of a replica's log that an unclean leader election made invalid.
 """
@@ -32,9 +33,8 @@ END = LOG.end_offset()
 
 
 def build_branch(*epochs: tuple[int, int], name: str) -> BuiltLog:
-    """Builds a log from pairs of leader epoch and record count, with one record in each batch.
-
-    The values of the records start with `name`.
+    """Builds a log from pairs of leader epoch and record count, with one record in each batch. The
+    record values start with `name`.
     """
     builder = LogBuilder()
     for epoch, count in epochs:
@@ -88,7 +88,9 @@ def test_longest_replica_of_highest_epoch_is_read(tmp_path: Path) -> None:
 
 
 def test_highest_high_watermark_of_all_replicas_is_used(tmp_path: Path) -> None:
-    """The replica that is read may have an older high watermark checkpoint than another replica."""
+    """The scan may read a replica whose high watermark checkpoint is older than that of another
+    replica.
+    """
     Disk(tmp_path / "a").write(LOG, high_watermark=10)
     Disk(tmp_path / "b").write(LOG, high_watermark=29)
     assert read_offsets(tmp_path, "read_uncommitted") == list_expected_offsets(
@@ -118,7 +120,7 @@ def test_dead_branch_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     Disk(tmp_path / "a").write(build_branch((0, 5), (1, 20), name="dead"))
     Disk(tmp_path / "b").write(build_branch((0, 5), (3, 9), name="live"))
     read_values(tmp_path)
-    assert "from offset 5 on of a branch that died" in caplog.text
+    assert "from offset 5 on it is on an abandoned branch" in caplog.text
 
 
 def test_records_of_torn_batch_are_read_from_other_disk(tmp_path: Path) -> None:

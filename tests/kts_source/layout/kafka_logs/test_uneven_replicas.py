@@ -1,6 +1,5 @@
-"""Checks scans of replicas that have different offsets of the same partition.
-
-The tests check which rows are read and which replicas are reported.
+"""Checks which rows are read and which replicas are reported if replicas of a partition have
+different offsets.
 """
 
 from __future__ import annotations
@@ -60,10 +59,9 @@ def drop_last(disk: Disk, log: BuiltLog, count: int) -> None:
 
 
 def build_log(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -> BuiltLog:
-    """Builds a log with segments of three batches. Each batch has one record, and its value starts
-    with `values`.
-
-    If `epochs[n]` is not zero, this leader epoch begins at the start of segment n.
+    """Builds a log with segments of three batches. Each batch has one record, whose value starts
+    with `values`. If `epochs[n]` is not zero, this leader epoch begins at the start of segment
+    n.
     """
     builder = LogBuilder()
     for number in range(segments):
@@ -111,7 +109,7 @@ def test_two_golden_replicas_with_different_starts_are_read_as_one_log(
     assert sorted(rows) == list(range(160, 1277))
     assert len(rows) == table.num_rows
     assert rows == expected_rows
-    assert "starts at offset 0, and what is read begins at 160" in caplog.text
+    assert "starts at offset 0, but no disk has offsets below 160" in caplog.text
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -211,7 +209,7 @@ def test_dead_branch_below_start_of_live_replica_is_not_read(
     log = build_log("live", epochs=(0, 2, 0, 0))
     drop_first(Disk(tmp_path / "b").write(log), log, 2)
     assert read_offsets(tmp_path) == list(range(6, 12))
-    assert "offsets [0, 6) are not read: they are of another branch" in caplog.text
+    assert "offsets [0, 6) are not read: they are on another branch" in caplog.text
 
 
 def test_replica_that_ends_before_chosen_replica_starts_is_reported_and_not_read(
@@ -233,10 +231,8 @@ def test_replica_that_ends_before_chosen_replica_starts_is_reported_and_not_read
 def test_skipped_offsets_before_first_offset_of_late_replica_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only the older replica still has the rows before the first offset of the late replica.
-
-    Retention has not run on the broker of the older replica yet, or the disk of this replica was
-    copied earlier.
+    """Rows before the first offset of the late replica are only in the older replica, because its
+    broker has not run retention yet, or its disk was copied earlier.
     """
     Disk(tmp_path / "a").write(LOG, high_watermark=3)
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=None)
@@ -330,8 +326,8 @@ def test_lost_log_is_not_replaced_if_earlier_batches_of_replicas_differ(tmp_path
 def test_lost_log_without_later_snapshot_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    """The producer snapshot after the lost log is missing, too. Without it, a scan would treat a
-    transaction as open if its marker was in the lost log.
+    """The producer snapshot after the lost log is also missing. Without the snapshot, a scan would
+    treat a transaction as open if its marker was in the lost log.
     """
     drop_last(Disk(tmp_path / "a").write(LOG), LOG, 1)
     disk = Disk(tmp_path / "b").write(LOG, clean=False)
@@ -342,9 +338,8 @@ def test_lost_log_without_later_snapshot_raises_data_loss_error(
 
 
 def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -> None:
-    """Each replica starts and ends at a random segment and can lack a log file.
-
-    The broker of each replica was shut down cleanly or crashed.
+    """Each replica starts and ends at a random segment and may lack a log file. Its broker was shut
+    down cleanly or crashed.
     """
     outcomes = {"complete": 0, "partial": 0, "lost": 0}
     for seed in range(60):
@@ -400,9 +395,9 @@ def write_short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
 
 
 def damage_segment(disk: Disk, kind: str, number: int) -> None:
-    """Damages a segment of a replica so that its remaining files do not show the full loss.
-
-    Depending on `kind`, deletes all files, empties the log, or removes the second half of the log.
+    """Damages a segment of a replica so that the remaining files do not show the full loss.
+    Depending on `kind`, deletes all files, empties the log, or removes the second half of the
+    log.
     """
     stem = f"{LOG.segments[number].base_offset:020d}"
     if kind == "all files":
@@ -431,6 +426,26 @@ def test_records_lost_inside_a_replica_are_read_from_other_replica(
     assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
     assert "are read from b1/" in caplog.text
+
+
+@pytest.mark.parametrize("lost", range(4, 18))
+def test_lost_segment_is_read_from_replica_with_different_segment_borders(
+    tmp_path: Path, lost: int
+) -> None:
+    logs = []
+    for step in (3, 1):
+        builder = LogBuilder(index_interval_bytes=1)
+        for offset in range(21 - step):
+            builder.append([SimpleRecord(b"%d" % offset)])
+            if (offset + 1) % step == 0:
+                builder.roll()
+        logs.append(builder.build())
+    Disk(tmp_path / "b1").write(logs[0])
+    longest = Disk(tmp_path / "b2").write(logs[1])
+    for path in longest.folder.glob(f"{lost:020d}.*"):
+        path.unlink()
+
+    assert read_offsets(tmp_path) == list(range(20))
 
 
 def test_lost_records_raise_data_loss_error_if_other_replica_has_different_batches(

@@ -118,7 +118,9 @@ class Schemas:
         return branches or ["null", "long"]
 
     def reader(self, writer: Json) -> Json:
-        """Returns a random reader schema for `writer`. Covers most kinds of schema evolution."""
+        """Returns a random reader schema for values of the schema `writer`. Covers most kinds of
+        schema evolution.
+        """
         roll = self.random.random()
         if isinstance(writer, list):
             branches = [self.reader(branch) if roll < 0.3 else branch for branch in writer]

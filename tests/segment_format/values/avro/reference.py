@@ -1,7 +1,6 @@
-"""Reference decoder of Avro values for the kernel, including its errors.
-
-Follows the specification and builds one Python value at a time. `test_decoder` compares it with
-fastavro, which accepts more.
+"""Decodes Avro values as a reference for the kernel, including its errors. Follows the
+specification and builds one Python value at a time. `test_decoder` compares it with fastavro,
+which accepts more values.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class BadAvroError(Exception):
 
 
 def read(writer: Schema, reader: Schema, data: bytes, *, plain: bool = False) -> Json:
-    """Decodes a value for `pa.array`, or into the Python types of fastavro if `plain` is True."""
+    """Decodes a value for `pa.array` or, if `plain` is true, into the Python types of fastavro."""
     run = _Run(data, plain=plain)
     value = run.value(writer, reader)
     if run.at != len(data):
@@ -63,7 +62,9 @@ def least(schema: Schema) -> int:
 
 
 def fits(writer: Schema, reader: Schema) -> bool:
-    """Returns whether a reader type can read a writer type, ignoring fields and item types."""
+    """Returns whether a value of the writer type can be read as the reader type, ignoring fields
+    and item types.
+    """
     match writer, reader:
         case s.Primitive(), s.Primitive():
             if writer.kind != reader.kind and (writer.kind, reader.kind) not in _PROMOTIONS:
@@ -266,7 +267,7 @@ class _Run:
         return value
 
     def skip(self, writer: Schema) -> None:
-        """Skips the value of a field that is not read; checks its lengths, but not its content."""
+        """Skips the value of a field that is not read: checks its lengths, but not its content."""
         match writer:
             case s.Record():
                 for field in writer.fields:

@@ -1,4 +1,4 @@
-"""Tests of values with the header of Apicurio's serializers."""
+"""Tests values with the header of Apicurio's serializers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of values with the header of AWS Glue's schema registry."""
+"""Tests values with the header of AWS Glue's schema registry."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def is_same(actual: pa.Array, expected: pa.Array) -> bool:
 
 
 def plain(array: pa.Array) -> list[Any]:
-    """Converts to Python values; dates outside Python's range stay numbers."""
+    """Converts an array to Python values; dates outside Python's range become numbers."""
     kind = array.type
     valid = array.is_valid().to_pylist()
     if pa.types.is_struct(kind):
@@ -54,9 +54,8 @@ def plain(array: pa.Array) -> list[Any]:
 def expected_of(
     writer: Schema, reader: Schema, values: list[bytes | None]
 ) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Decodes `values` with the readable decoder.
-
-    Returns two values: the rows, and the number and the field path of each bad row.
+    """Decodes `values` with the readable decoder. Returns the rows, and the number and the field
+    path of each bad row.
     """
     rows: list[Any] = []
     bad: list[tuple[int, str]] = []
@@ -116,7 +115,7 @@ def test_kernel_with_reader_schema_matches_reference(seed: int) -> None:
 
 
 def without_logical(schema: Json) -> Json:
-    """Removes logical types, because fastavro's dates end in year 9999."""
+    """Returns the schema without logical types, because fastavro's dates end in year 9999."""
     if isinstance(schema, list):
         return [without_logical(item) for item in schema]
     if not isinstance(schema, dict):
@@ -175,10 +174,9 @@ def test_reference_with_reader_schema_matches_fastavro(seed: int) -> None:
 
 
 def is_alike(actual: Json, expected: Json) -> bool:
-    """Compares values, except for known differences of fastavro.
-
-    fastavro returns text for default bytes and rounds float32 values later. For a reader's union,
-    it picks the first branch that accepts the value, even if a later branch has the exact type.
+    """Compares values, but ignores known differences of fastavro: it returns text for default
+    bytes, rounds float32 values later, and picks the first branch of a reader's union that
+    accepts the value, even if a later branch has the exact type.
     """
     if isinstance(actual, dict) and isinstance(expected, dict):
         return actual.keys() == expected.keys() and all(

@@ -30,7 +30,7 @@ def long(value: int) -> bytes:
 
 
 def decode(schema: Json, *values: bytes) -> list[Any]:
-    """Decodes the values; returns the error reason in place of each bad row."""
+    """Decodes the values. The result contains the error reason in place of each bad row."""
     decoded = AvroDecoder(parse_avro(json.dumps(schema))).decode(pa.array(values, pa.binary()))
     decoded.array.validate(full=True)
     rows: list[Any] = decoded.array.to_pylist()

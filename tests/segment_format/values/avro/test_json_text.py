@@ -15,7 +15,7 @@ from segment_format.values.registry_framing import CONFLUENT, JSON_TEXT
 FIELDS = [{"name": "n", "type": "long"}, {"name": "s", "type": "string"}]
 SCHEMA = parse_avro(json.dumps({"type": "record", "name": "R", "fields": FIELDS}))
 TEXT = b'{"n":1,"s":"hello"}'
-"""Decodes in binary Avro as −62 and the text after the first quote."""
+"""In binary Avro, this is the number −62 and the text after the first quote."""
 NO_TEXT = b'{"n":1;"s":"hello"}'
 READ = {"n": -62, "s": 'n":1;"s":"hello"}'}
 ID = b"\0\0\0\0\1"

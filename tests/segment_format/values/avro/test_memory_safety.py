@@ -21,7 +21,9 @@ from tests.segment_format.values.avro.reference import BadAvroError, read
 
 
 def read_before_guard_page() -> int:
-    """Decodes prefixes of values that end at an inaccessible page. Returns their number."""
+    """Decodes prefixes of values that end at an inaccessible page. Returns the number of
+    prefixes.
+    """
     pages = GuardedPages(1 << 16)
     random = Random(11)
     count = 0

@@ -275,7 +275,9 @@ def test_nested_columns_are_selected() -> None:
 
 
 def test_fields_of_null_struct_are_null() -> None:
-    """Some engines, such as DataFusion, do not check whether the struct of a field is null."""
+    """Some engines, such as DataFusion, read a field without checking whether the enclosing struct
+    is null.
+    """
     point = record(("x", "int"), ("inner", record(("y", "string"), name="In")), name="Point")
     schema = parse_avro(json.dumps(record(("n", "long"), ("p", ["null", point]))))
     values = [b"\2\2\4\2a", b"\2\0", None, b"\xff", b"\2\2\6\2b"]

@@ -64,7 +64,7 @@ def _digits(random: Random, max_digits: int) -> str:
 
 
 def integer(random: Random, bits: int) -> str:
-    """Returns the text of an integer that usually fits into this number of bits."""
+    """Returns the text of a random integer that usually fits into `bits` bits."""
     edge = 1 << bits - 1
     value = random.choice(
         (
@@ -78,7 +78,9 @@ def integer(random: Random, bits: int) -> str:
 
 
 def respell(random: Random, number: str) -> str:
-    """Returns a text of equal value, sometimes with added zeros, a point or an exponent."""
+    """Returns another text of the same number, for example with added zeros, a point or an
+    exponent.
+    """
     pick = random.randrange(12)
     if pick == 0:
         return f"{number}.{'0' * random.randint(1, 25)}"
@@ -119,9 +121,8 @@ def _zone(random: Random) -> str:
 
 
 def spelled(random: Random, kind: pa.DataType, *, nullable: bool = True, wrong: float = 0) -> str:
-    """Returns the JSON text of a random value.
-
-    The value has type `kind`, except with probability `wrong`.
+    """Returns the JSON text of a random value of type `kind` or, with probability `wrong`, of
+    another type.
     """
     if random.random() < (0.15 if nullable else wrong / 2):
         return "null"

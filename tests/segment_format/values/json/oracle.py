@@ -1,4 +1,4 @@
-"""Reference for the JSON kernels: decodes values with Python's own parser."""
+"""Decodes JSON values with Python's own parser, as a reference for the kernels."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
 
 
 def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
-    """Returns two values: the decoded value, and whether the text is invalid for type `kind`."""
+    """Returns the decoded value, and whether the text is invalid for type `kind`."""
     if text is None:
         return None, False
     try:

@@ -1,4 +1,4 @@
-"""Tests of JSON after a Confluent header."""
+"""Tests JSON values after a Confluent header."""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ def test_bad_row_reports_path_and_reason(text: bytes, path: str, reason: str) ->
 
 
 def test_value_does_not_continue_in_the_bytes_of_the_next_row() -> None:
-    """An incomplete value is bad even if the bytes of the next row would complete it."""
+    """An incomplete value is bad even if it would be complete together with the bytes of the next
+    row.
+    """
     values = [b'{"a":1,"b":2}', b'{"a":1', b',"b":2}', b'{"a":3,"b', b'":4}', b'{"a":5,"b":', b"6}"]
     for kind in (pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.struct([])):
         result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
@@ -231,7 +233,7 @@ def test_megabyte_of_digits_decodes_quickly(text: bytes, kind: pa.DataType) -> N
 
 
 def test_unterminated_string_search_stops_at_row_end() -> None:
-    """If each search continued to the end of the array, the test would take hours."""
+    """If a search for the end of a string did not end with its row, the test would take hours."""
     values = [b'"'] * 50_000 + [b'{"a":"'] * 50_000
     result = JsonDecoder(pa.string()).decode(pa.array(values, pa.binary()))
     assert len(result.bad) == len(values)

@@ -76,7 +76,7 @@ def test_many_random_values_match_oracle() -> None:
         check_random(Random(seed + number))
 
 
-def test_every_truncation_matches_oracle() -> None:
+def test_truncated_values_match_oracle() -> None:
     assert check(SAMPLE_TYPE, [SAMPLE[:size] for size in range(len(SAMPLE) + 1)]) == len(SAMPLE)
 
 
@@ -105,7 +105,7 @@ def test_oracle_decodes_the_sample() -> None:
 
 
 def _wanted(kind: pa.DataType, random: Random) -> tuple[list[str], pa.DataType]:
-    """Returns two values: some column names of struct `kind`, and the type with these columns."""
+    """Returns some column names of struct `kind`, and the struct type with only these columns."""
     names: list[str] = []
     fields: list[pa.Field] = []
     for field in kind:

@@ -1,7 +1,7 @@
 """Tests the decoding of JSON numbers.
 
-Floating-point columns contain the nearest value. Integers and decimals are exact. All other numbers
-make the row bad.
+A floating-point column contains the nearest value. Integers and decimals are exact; a number
+without an exact value makes the row bad.
 """
 
 from __future__ import annotations
@@ -103,9 +103,8 @@ def test_doubles_at_range_limits_decode(text: str) -> None:
 
 
 def test_double_that_needs_more_than_19_digits_rounds_correctly() -> None:
-    """Decodes a number exactly between two doubles, and numbers just above and below it.
-
-    These numbers differ only after the 19th digit.
+    """Decodes a number exactly between two doubles, and numbers slightly above and below it, which
+    differ only after the 19th digit.
     """
     middle = "9007199254740993"
     texts = [f"{middle}.{'0' * 50}", f"{middle}.{'0' * 50}1", f"{middle[:-1]}2.{'9' * 50}"]
@@ -239,7 +238,7 @@ def test_invalid_number_makes_row_bad(text: str, kind: pa.DataType) -> None:
 
 
 def test_number_ends_at_row_end() -> None:
-    """A number does not continue with the digits of the next row."""
+    """The decoder must not continue a number with the digits of the next row."""
     values = [b"1", b"2", b"", b"3", b"-", b"4.", b"5", b"1e", b"3" * 40, b"7"]
     result = DOUBLES.decode(pa.array(values, pa.binary()))
     assert result.array.to_pylist() == [1, 2, None, 3, None, None, 5, None, float("3" * 40), 7]

@@ -39,10 +39,7 @@ _EDGES = (0, 1, 127, 128, 300, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2*
 
 
 def random_file(random: Random) -> Proto:
-    """Returns a file whose last message is `t.Top`.
-
-    `t.Top` uses only messages without reference cycles.
-    """
+    """Returns a file whose last message, `t.Top`, uses only messages without reference cycles."""
     is_proto3 = random.random() < 0.5
     file = descriptor_pb2.FileDescriptorProto(
         name="t.proto", package=PACKAGE, syntax="proto3" if is_proto3 else "proto2"
@@ -150,9 +147,8 @@ class Writer:
             self._know(message.nested_type, f"{scope}{message.name}.")
 
     def value(self, name: str = f".{PACKAGE}.Top", depth: int = 0) -> bytes:
-        """Returns a random encoded message of the type `name`.
-
-        It contains known and unknown fields in random order, some of them repeatedly.
+        """Returns a random encoded message of the type `name`. It contains known and unknown fields
+        in random order, some of them repeatedly.
         """
         random = self._random
         fields = self._messages[name].field
@@ -225,7 +221,7 @@ class Writer:
         return self._varint(size, 5)
 
     def _varint(self, number: int, max_size: int) -> bytes:
-        """Returns a varint, sometimes longer than necessary."""
+        """Returns a varint of at most `max_size` bytes, sometimes longer than necessary."""
         data = bytearray()
         while number > 0x7F:
             data.append(number & 0x7F | 0x80)

@@ -1,10 +1,11 @@
-"""Reference decoder: decodes values with Google's library (upb).
+"""Decodes values with Google's library (upb), as a reference for the kernel.
 
 Returns the same Python values as `rows_of` for the columns of the tested decoder.
 
 The oracle reads with a modified schema. Maps become lists of entries, because upb drops entries
 with unknown fields. Every message has a field, because upb accepts field 0 in empty messages and
-rejects it elsewhere. proto2 becomes edition 2023 with closed enums, where upb checks UTF-8.
+rejects it in other messages. proto2 becomes edition 2023 with closed enums, because upb then checks
+UTF-8.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from google.protobuf import (
 from google.protobuf.message import DecodeError
 
 Proto: TypeAlias = Any
-"""A message or descriptor: google.protobuf ships no types."""
+"""A message or descriptor. The type is `Any`, because google.protobuf has no type information."""
 Row: TypeAlias = Any
 """A value as plain Python."""
 FieldProto = descriptor_pb2.FieldDescriptorProto

@@ -1,4 +1,4 @@
-"""Tests of memory limits, hostile lengths and threads."""
+"""Tests memory limits, hostile lengths and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of values with a Confluent header and message index."""
+"""Tests values with a Confluent header and message index."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segment_format.values.protobuf import confluent
-from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder, read_message_index
+from segment_format.values.protobuf.decoder import ConfluentProtobufDecoder, read_message_index
 from tests.segment_format.values.protobuf.oracle import rows_of
 from tests.segment_format.values.protobuf.sample import binary, decoder_of, sample_value
 
@@ -31,10 +30,8 @@ def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
 
 
 def readable(value: bytes) -> tuple[bytes, str]:
-    """Removes the header of a value.
-
-    Returns two values: the bytes of the message, and the reason why the header is invalid. The
-    reason is empty if the header is valid; otherwise the bytes are empty.
+    """Removes the header of a value. Returns the bytes of the message, which are empty if the
+    header is invalid, and the reason why it is invalid, which is empty if it is valid.
     """
     if len(value) < 5:
         return b"", "the value is shorter than"
@@ -81,7 +78,7 @@ def test_values_with_confluent_header_match_plain_values(
 ) -> None:
     decoder = decoder_of("proto3", "count", "id")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confluent, "_MAX_HEADS", max_heads)
+        patch.setattr("segment_format.values.protobuf.decoder._MAX_HEADS", max_heads)
         framed = ConfluentProtobufDecoder(decoder, name_of)
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))

@@ -1,4 +1,4 @@
-"""Tests of column types, bad rows and slices."""
+"""Tests column types, bad rows and slices."""
 
 from __future__ import annotations
 
@@ -123,9 +123,8 @@ def test_truncated_or_flipped_values_match_upb(syntax: str) -> None:
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_maps_match_upb(syntax: str) -> None:
-    """Reads the map field with upb, which drops only map entries that have unknown fields.
-
-    The values of this test have no unknown fields.
+    """Compares with the map field as upb decodes it. No value has unknown fields, because upb drops
+    map entries with unknown fields.
     """
     entries = b"\x32\x00" + b"\x32\x03\x0a\x01k" + b"\x32\x05\x12\x03\x0a\x01v"
     entries += b"\x32\x08\x0a\x01k\x12\x03\x0a\x01w" + b"\x32\x08\x12\x03\x0a\x01x\x0a\x01j"

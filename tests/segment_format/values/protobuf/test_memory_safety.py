@@ -1,7 +1,7 @@
 """Checks that the kernel neither reads past the values nor writes past the columns' memory.
 
-The values end at a page without access rights, so a load past them ends the process. The test
-therefore uses a process of its own. Output memory is followed by marker bytes.
+The values end at a page without access rights, so a read past them ends the process. The tests
+therefore use a separate process. Output memory is followed by marker bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import pytest
 
 from segment_format.kernels import arrow_buffers
 from segment_format.values.protobuf import decoder as decoder_module
-from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
-from segment_format.values.protobuf.decoder import ProtobufDecoder
+from segment_format.values.protobuf.decoder import ConfluentProtobufDecoder, ProtobufDecoder
 from tests.segment_format.kernels.test_memory_safety import MARK, GuardedPages
 from tests.segment_format.values.protobuf.generated import Writer, random_file
 from tests.segment_format.values.protobuf.oracle import descriptor_set
@@ -30,9 +29,8 @@ MARKED = 64
 
 
 def run() -> int:
-    """Decodes all prefixes of a sample, and copies of the sample with one changed byte.
-
-    Decodes each value alone, with and without a Confluent header. Returns the number of values.
+    """Decodes all prefixes of a sample, and copies of the sample with one changed byte, each alone,
+    with and without a Confluent header. Returns the number of values.
     """
     decoders = {
         syntax: ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order")

@@ -1,4 +1,4 @@
-"""Tests of Confluent's message index, which precedes a message."""
+"""Tests Confluent's message index, which precedes a message."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
 
-from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder, read_message_index
-from segment_format.values.protobuf.decoder import ProtobufDecoder
+from segment_format.values.protobuf.decoder import (
+    ConfluentProtobufDecoder,
+    ProtobufDecoder,
+    read_message_index,
+)
 from tests.segment_format.values.protobuf.oracle import Proto, descriptor_set
 
 

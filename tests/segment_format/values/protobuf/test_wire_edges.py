@@ -130,9 +130,8 @@ def test_nesting_beyond_100_makes_row_bad(depth: int, is_group: bool, unknown: i
 
 
 def test_map_entry_that_has_an_unknown_field_is_kept() -> None:
-    """upb drops an entry with an unknown field.
-
-    This decoder keeps it, like the Java and C++ libraries.
+    """upb drops an entry with an unknown field. The tested decoder keeps it, like the Java and C++
+    libraries.
     """
     decoder = ProtobufDecoder(descriptor_set(sample_file("proto3")), "s.Order", ["tags"])
     value = b"\x32\x05\x0a\x01k\x18\x05" + b"\x32\x07\x08\x05\x12\x03\x0a\x01v"
@@ -141,7 +140,7 @@ def test_map_entry_that_has_an_unknown_field_is_kept() -> None:
 
 
 def test_field_0_in_empty_message_makes_row_bad() -> None:
-    """upb rejects field 0 in all messages except empty ones. This decoder always rejects it."""
+    """upb accepts field 0 in empty messages. The tested decoder never accepts it."""
     file = descriptor_pb2.FileDescriptorProto(name="e.proto", syntax="proto3")
     file.message_type.add(name="E")
     decoder = ProtobufDecoder(descriptor_set(file), "E")

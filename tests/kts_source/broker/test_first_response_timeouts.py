@@ -18,7 +18,7 @@ import pytest
 
 from kts_source.broker.cluster import Cluster
 from kts_source.broker.kafka_options import broker_settings
-from kts_source.broker.settings import FirstContact
+from kts_source.broker.settings import FirstResponseTimeouts
 from kts_source.errors import BrokerUnavailableError
 from tests.kts_source.broker.fake_broker import FakeCluster
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kts_source.broker.settings import BrokerSettings
 
-SHORT = FirstContact(seconds=0.3, answer_seconds=0.4)
+SHORT = FirstResponseTimeouts(seconds=0.3, answer_seconds=0.4)
 
 
 def settings_of(*ports: int, **options: str) -> BrokerSettings:
@@ -47,8 +47,8 @@ def failure(settings: BrokerSettings) -> tuple[str, float]:
 
 @contextlib.contextmanager
 def listening(answer: bytes | None) -> Iterator[int]:
-    """Listens on a port without speaking Kafka's protocol. Sends `answer` and closes each
-    connection, or stays silent if `answer` is None. Yields the port.
+    """Listens on a port during a `with` block and yields the port. Sends `answer` to each client
+    and closes the connection, or sends nothing if `answer` is None.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections = []
@@ -74,34 +74,34 @@ def closed_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_default_first_contact_timeouts_are_at_most_ten_seconds() -> None:
-    first = settings_of(1).first_contact
+def test_default_first_response_timeouts_are_at_most_ten_seconds() -> None:
+    first = settings_of(1).first_response
     assert first is not None
     assert first.seconds < 5
     assert first.answer_seconds <= 10
 
 
 @pytest.mark.parametrize("option", ["request.timeout.ms", "socket.connection.setup.timeout.ms"])
-def test_timeout_option_of_user_disables_first_contact_timeouts(option: str) -> None:
-    assert settings_of(1, **{f"kafka.{option}": "20000"}).first_contact is None
+def test_timeout_option_of_user_disables_first_response_timeouts(option: str) -> None:
+    assert settings_of(1, **{f"kafka.{option}": "20000"}).first_response is None
 
 
 def test_refused_connection_fails_the_first_request() -> None:
-    text, seconds = failure(replace(settings_of(closed_port()), first_contact=SHORT))
+    text, seconds = failure(replace(settings_of(closed_port()), first_response=SHORT))
     assert "Connection refused" in text
     assert seconds < 10
 
 
 def test_server_that_is_not_kafka_fails_the_first_request() -> None:
     with listening(b"HTTP/1.1 400 Bad Request") as port:
-        text, seconds = failure(replace(settings_of(port), first_contact=SHORT))
+        text, seconds = failure(replace(settings_of(port), first_response=SHORT))
     assert "not a Kafka broker" in text
     assert seconds < 10
 
 
 def test_silent_server_fails_the_first_request() -> None:
     with listening(None) as port:
-        text, seconds = failure(replace(settings_of(port), first_contact=SHORT))
+        text, seconds = failure(replace(settings_of(port), first_response=SHORT))
     assert "did not answer in time" in text
     assert seconds < 10
 
@@ -109,12 +109,12 @@ def test_silent_server_fails_the_first_request() -> None:
 def test_silent_tls_server_fails_the_first_request() -> None:
     with listening(None) as port:
         settings = settings_of(port, **{"kafka.security.protocol": "SSL"})
-        text, seconds = failure(replace(settings, first_contact=SHORT))
+        text, seconds = failure(replace(settings, first_response=SHORT))
     assert "TLS failed" in text
     assert seconds < 8  # the timeout of opening a connection is 10 s
 
 
-def test_first_contact_timeout_is_divided_among_bootstrap_brokers(
+def test_first_response_timeout_is_divided_among_bootstrap_brokers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts: list[float] = []
@@ -124,14 +124,14 @@ def test_first_contact_timeout_is_divided_among_bootstrap_brokers(
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", time_out)
-    failure(replace(settings_of(1, 2), first_contact=FirstContact(seconds=2.5)))
+    failure(replace(settings_of(1, 2), first_response=FirstResponseTimeouts(seconds=2.5)))
     assert set(timeouts) == {1.25}
 
 
 def test_client_that_reached_its_broker_once_waits_for_a_stopped_broker() -> None:
     # A client that has reached the cluster once waits for a restarted broker.
     with FakeCluster() as brokers:
-        settings = replace(brokers.settings(), first_contact=FirstContact(0.0, 0.4))
+        settings = replace(brokers.settings(), first_response=FirstResponseTimeouts(0.0, 0.4))
         cluster = Cluster(settings)
         cluster.topics([])
         cluster.close()
