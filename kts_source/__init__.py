@@ -1,6 +1,23 @@
-"""Reads Kafka's tiered storage as a table, without brokers: `spark.read.format("tiered-kafka")`.
+"""Reads Kafka's tiered storage as a table, without brokers.
 
-`__version__` is the version of the installed package.
+    import kts_source
+
+    orders = kts_source.scan("s3://bucket", keyPrefix="tiered/", subscribe="orders")
+    orders.where("partition = 0").show()
+
+Functions:
+
+    scan               rows for Arrow, pandas, Polars, DuckDB and Ray
+    register           the format "tiered-kafka" in a Spark session
+    backfill           writes topics to a Parquet, Delta or Iceberg table
+    find, index_keys   all records of some keys, with a certificate
+    describe           partitions and offsets of a tier
+    plan, explain      what a read would fetch, skip and cost
+    audit, report      checks a tier; draws it as an HTML page
+    run_available_now  runs a streaming query up to the current end of the tier
+
+`help(kts_source.scan)` explains a function. Modules: `errors`, `export`, `metrics`, `secret` and
+`streaming`. `__version__` is the version of the installed package.
 """
 
 from __future__ import annotations
@@ -9,6 +26,11 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kts_source import errors as errors
+    from kts_source import export as export
+    from kts_source import metrics as metrics
+    from kts_source import secret as secret
+    from kts_source import streaming as streaming
     from kts_source.auditing.report import AuditReport
     from kts_source.engines.scan import Scan, scan
     from kts_source.finding.certificate import Certificate
@@ -44,6 +66,7 @@ __all__ = [
     "scan",
 ]
 
+_MODULES: Final = ("errors", "export", "metrics", "secret", "streaming")
 _HOMES: Final = {
     "AuditReport": "kts_source.auditing.report",
     "Certificate": "kts_source.finding.certificate",
@@ -69,6 +92,8 @@ def __getattr__(name: str) -> object:
     # Lazy: planning and reading work without pyspark, and the import is fast.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name == "__version__":
         return importlib.import_module("kts_source.libraries").package_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

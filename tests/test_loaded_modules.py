@@ -61,6 +61,11 @@ NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pysp
         pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),
         pytest.param("import kts_source", {"numba", "s3fs", "pandas", "pyspark"}, id="kts_source"),
         pytest.param(
+            "import kts_source\nkts_source.metrics, kts_source.errors, kts_source.secret",
+            {"numba", "s3fs", "pandas", "pyspark"},
+            id="modules",
+        ),
+        pytest.param(
             "import kts_source\nkts_source.scan",
             {"numba", "s3fs", "pandas", "pyspark", "polars", "duckdb", "ray"},
             id="kts_source.scan",

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.golden_data import tier_options
+from tests.golden_data import TIER, expected_table, tier_options
 from tests.needs import needs
 from tests.test_loaded_modules import ADAPTERS
 
@@ -170,6 +170,16 @@ def test_installed_dependencies_are_compatible(python: Path, tmp_path: Path) -> 
     run(UV, "pip", "check", "--python", python, cwd=tmp_path)
 
 
+TO_PANDAS = """
+import sys, kts_source
+options = {"keyPrefix": "tiered/", "subscribe": "codecs", "includeHeaders": True}
+frame = kts_source.scan(sys.argv[1], **options).to_pandas()
+marks = kts_source.describe(sys.argv[1], **options).to_pandas()
+repr(frame), frame._repr_html_(), frame["timestamp"].dt.floor("D"), frame.groupby("offset").size()
+print(len(frame), frame["offset"].dtype, len(marks))
+"""
+
+
 @pytest.mark.parametrize("pandas", ["pandas<3", "pandas>=3"])
 def test_wheel_installation_keeps_pandas_and_numpy_and_compatible_boto3(
     wheel: Path, tmp_path: Path, pandas: str
@@ -183,10 +193,14 @@ def test_wheel_installation_keeps_pandas_and_numpy_and_compatible_boto3(
     # that does not fit its botocore.
     run(*install, wheel, "boto3", cwd=tmp_path)
     after = installed(python, tmp_path)
+    expected_rows = expected_table("codecs", "read_committed").num_rows
     assert {name: after[name] for name in ("pandas", "numpy")} == {
         name: before[name] for name in ("pandas", "numpy")
     }
     run(UV, "pip", "check", "--python", python, cwd=tmp_path)
+    # Also checks that no call on the way to a data frame is deprecated.
+    read = (python, "-I", "-W", "error", "-c", TO_PANDAS, TIER)
+    assert run(*read, cwd=tmp_path).split() == [str(expected_rows), "int64[pyarrow]", "1"]
 
 
 def installed(python: Path, folder: Path) -> dict[str, str]:

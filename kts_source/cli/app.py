@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -67,6 +68,17 @@ class _Kts(click.Group):
         command: click.Command = getattr(import_module(f"kts_source.cli.{module}"), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns the command that the first argument names, and suggests one after a typo."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"{error.message}{hint}", ctx) from None
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""
         write_exit_codes(formatter)
@@ -79,8 +91,7 @@ class _Kts(click.Group):
             code = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Python flushes standard output again when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return 0
         return code
 
@@ -106,6 +117,11 @@ def all_commands() -> dict[str, click.Command]:
     return found
 
 
+def _discard_output() -> None:
+    """Prevents an error when Python flushes standard output again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command in `arguments` and returns its exit code. By default, uses the arguments of
     this process.
@@ -121,6 +137,12 @@ def main(arguments: list[str] | None = None) -> int:
     except TieredKafkaError as error:
         click.echo(f"kts: {with_flags(str(error))}", err=True)
         return _exit_code(error)
+    except OSError as error:  # of a local file, or of standard output
+        if error.filename is None:
+            _discard_output()
+        name = "standard output" if error.filename is None else error.filename
+        click.echo(f"kts: {name}: {error.strerror or error}", err=True)
+        return 1
     return code if isinstance(code, int) else 0
 
 

@@ -11,6 +11,7 @@ from kts_source.auditing.report import BYTES, LEVELS, METADATA, AuditReport, to_
 from kts_source.auditing.run import DEFAULT_GRACE_MS, audit
 from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import (
+    check_output,
     echo_printable,
     print_json,
     print_table,
@@ -20,7 +21,6 @@ from kts_source.cli.output import (
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.errors import InvalidOptionError
 from kts_source.reporting.page import report
-from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, printable, some
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _run(
 ) -> None:
     for file in (report, prometheus):
         if file is not None:
-            local_file(file)  # fail before the audit, not after it
+            check_output(file)  # fail before the audit, not after it
     grace_ms = grace_minutes * _MS_PER_MINUTE
     with progress_bar("segments") as update:
         on_read = lambda size: update(advance=size)  # noqa: E731
@@ -167,7 +167,7 @@ def report_command(
     """Write an HTML page of segments, holes, growth, cost and lag."""
     if output is None:
         raise InvalidOptionError("option --output is missing: set it, such as --output report.html")
-    local_file(output)  # fail before the work, not after it
+    check_output(output)  # fail before the work, not after it
     audited = None if audit_file is None else _read_audit(audit_file)
     page = report(options, audit=audited).to_html()
     write_atomically(output, page)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kts_source.cli.flags import Command, SuggestedText, flag, flag_name
+from kts_source.cli.output import time_text
 from kts_source.cli.record_formats import (
     FORMATS,
     columns_of_format,
@@ -25,19 +26,22 @@ from kts_source.engines.scan import Scan
 from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_any_options
 from kts_source.options.scan_options import check_for_batch, check_for_stream
-from kts_source.options.selection import Assign, OffsetsBound
+from kts_source.options.selection import Assign, OffsetsBound, TimestampBound
+from kts_source.options.times import parse_time
+from kts_source.planning.describe import describe
 from kts_source.planning.infer_types import with_types
 from kts_source.predicate.model import MIN_INT64
 from kts_source.read.read_settings import read_schema
 from kts_source.read.read_task import run_task
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     import pyarrow as pa
 
     from kts_source.cli.record_formats import RecordWriter
     from kts_source.options import ScanOptions
+    from kts_source.options.selection import Bound
 
 _POLL_SECONDS: Final = 1.0
 _GROWTH: Final = 8
@@ -108,20 +112,20 @@ def cat(
         raise InvalidOptionError("--tail and --limit both limit the records: remove one")
     parsed = _parsed(options, is_stream=follow)
     writer = record_writer(form, read_schema(parsed.columns, parsed.formats))
+    start, printed = parsed.starting, 0
     if tail is not None:
         table, ends = _last(parsed, tail)
         parsed = replace(parsed, starting=ends)
-        for batch in table.to_batches():
-            _print(writer, batch)
+        printed = _print(writer, table.to_batches())
     elif not follow:
         rows = Scan(parsed)
         with closing((rows if limit is None else rows.limit(limit)).batches()) as batches:
-            for batch in batches:
-                _print(writer, batch)
+            printed = _print(writer, batches)
+    if since is not None and not (printed or follow or tail == 0 or limit == 0):
+        _explain_no_records(parsed, start)
     if follow:
         with contextlib.suppress(KeyboardInterrupt), closing(_new(parsed, limit)) as batches:
-            for batch in batches:
-                _print(writer, batch)
+            _print(writer, batches)
 
 
 def _parsed(options: dict[str, str], *, is_stream: bool) -> ScanOptions:
@@ -133,9 +137,25 @@ def _parsed(options: dict[str, str], *, is_stream: bool) -> ScanOptions:
     return replace(with_types(parsed), key_ring=parsed.key_ring.loaded())
 
 
-def _print(writer: RecordWriter, batch: pa.RecordBatch) -> None:
-    writer.write(batch)
-    sys.stdout.flush()
+def _print(writer: RecordWriter, batches: Iterable[pa.RecordBatch]) -> int:
+    """Prints batches and returns the number of their rows."""
+    rows = 0
+    for batch in batches:
+        writer.write(batch)
+        sys.stdout.flush()
+        rows += batch.num_rows
+    return rows
+
+
+def _explain_no_records(options: ScanOptions, start: Bound) -> None:
+    """Prints why a read that begins at `start`, a time, has no records."""
+    marks = describe(options).partitions
+    newest_ms = max((mark.tier_end_timestamp_ms for mark in marks), default=-1)
+    if isinstance(start, TimestampBound) and 0 <= newest_ms < start.timestamp_ms:
+        since, newest = (time_text(1000 * ms, "seconds") for ms in (start.timestamp_ms, newest_ms))
+        click.echo(f"no records since {since}: the newest record is from {newest}", err=True)
+    else:
+        click.echo("no records", err=True)
 
 
 def _new(options: ScanOptions, limit: int | None) -> Generator[pa.RecordBatch]:
@@ -231,7 +251,12 @@ def _start_at(options: dict[str, str], since: str) -> None:
         raise InvalidOptionError(
             f"--since and {flag_name(given[0])} both set the start: remove one"
         )
-    is_duration = re.fullmatch(r"\d+ *[a-z]+", since)
-    options["startingTimestamp"] = f"-{since}" if is_duration else since
+    if re.fullmatch(r"\d{1,9}", since):
+        raise InvalidOptionError(
+            f"--since {since} has no unit: write {since}s, {since}m, {since}h or {since}d"
+        )
+    text = f"-{since}" if re.fullmatch(r"\d+ *[a-z]+", since) else since
+    parse_time("since", text)
+    options["startingTimestamp"] = text
     # Without a record since then, print nothing.
     options.setdefault("startingOffsetsByTimestampStrategy", "latest")

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kts_source.cli.flags import Command, flag
-from kts_source.cli.output import echo_printable, json_text, print_json, write_atomically
-from kts_source.cli.scan_options import RECORDS, json_flag, scan_options
+from kts_source.cli.output import (
+    check_output,
+    echo_printable,
+    json_text,
+    print_json,
+    write_atomically,
+)
+from kts_source.cli.scan_options import RECORDS, json_flag, require_topic, scan_options
 from kts_source.errors import InvalidOptionError, TieredKafkaError, TopicsFailedError
 from kts_source.libraries import require
-from kts_source.store.open_store import local_file
 from kts_source.texts import json_fields
 
 if TYPE_CHECKING:
@@ -43,7 +48,7 @@ _MAINTENANCE: Final = "Maintenance"
     "--partition-by",
     multiple=True,
     metavar="NAME",
-    help="Column, field, or date, day, month or hour of one, such as date(timestamp). Repeatable.",
+    help="Column, field, or date, day, month or hour of one, such as month(timestamp). Repeatable.",
 )
 @flag("--compact", is_flag=True, help="Keep only the latest record of every key.")
 @flag("--dead-letters", metavar="FOLDER", help="Folder for rows that cannot be decoded.")
@@ -189,11 +194,13 @@ def export(
     from kts_source.export.report import failure_to_prometheus
     from kts_source.export.settings import export_settings
 
+    if not clean:
+        require_topic(options)
     if png is not None:
         require("matplotlib", "plot", "--png")  # fail before the work, not after it
-        local_file(png)
+        check_output(png)
     if prometheus is not None:
-        local_file(prometheus)
+        check_output(prometheus)
     named = {name: value for name, value in settings.items() if value not in (None, ())}
     if catalog:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)

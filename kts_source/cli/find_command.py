@@ -24,6 +24,7 @@ import click
 
 from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import (
+    check_output,
     echo_printable,
     json_text,
     print_json,
@@ -37,7 +38,6 @@ from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.key_index import index_keys
 from kts_source.finding.search import find
-from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, json_fields
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def find_command(
             raise InvalidOptionError("--offsets and --columns both select columns: remove one")
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
-        local_file(certificate)
+        check_output(certificate)
     search = find(options, **_conditions(flags))
     _silence_planning()
     is_typed = "columns" not in options and any(form in options for form in _FORMAT_OPTIONS)

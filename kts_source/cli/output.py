@@ -27,6 +27,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+def check_output(path: str) -> None:
+    """Checks that a file can be written at a path. Commands call it before the work.
+
+    Raises:
+        InvalidOptionError: The path is not local, or its folder does not exist.
+    """
+    folder = local_file(path).parent
+    if not folder.is_dir():
+        raise InvalidOptionError(
+            f"{path} cannot be written: the folder {folder} does not exist. Create it, or choose"
+            " another path"
+        )
+
+
 def write_atomically(path: str, text: str) -> None:
     """Replaces the contents of a file atomically. Raises `InvalidOptionError` if the file cannot be
     written.
@@ -38,7 +52,9 @@ def write_atomically(path: str, text: str) -> None:
         fresh.replace(target)
     except OSError as error:
         fresh.unlink(missing_ok=True)
-        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+        raise InvalidOptionError(
+            f"{path} cannot be written: {error.strerror}. Choose another path"
+        ) from None
 
 
 def remove_file(path: str) -> None:

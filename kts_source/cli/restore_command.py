@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from kts_source.cli.flags import Command, flag
-from kts_source.cli.output import echo_printable, print_json, write_atomically
+from kts_source.cli.output import check_output, echo_printable, print_json, write_atomically
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.errors import InvalidOptionError
 from kts_source.restore.committing import commit_restore, status_restore, verify_restore
 from kts_source.restore.restore_plan import UNDECIDED_POLICIES, plan_restore
 from kts_source.restore.writing import write_restore
-from kts_source.store.open_store import local_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,7 +92,7 @@ def plan_command(
     as_json: bool,
 ) -> None:
     """Compare tier and new cluster. Change nothing, and list every reason to refuse."""
-    local_file(output)  # fail before the work, not after it
+    check_output(output)  # fail before the work, not after it
     plan = plan_restore(
         options,
         _target(to, to_pairs),

@@ -39,6 +39,7 @@ from kts_source.cli.flags import (
     with_flags,
 )
 from kts_source.errors import InvalidOptionError
+from kts_source.options import parse_any_options
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def _from_profile(name: str | None) -> dict[str, str]:
             return {}
         known = ", ".join(profiles) or "none"
         raise InvalidOptionError(
-            f"profile {wanted!r} does not exist in {file}; existing profiles: {known}"
+            f"profile {wanted!r} does not exist in {file}; existing profiles: {known}. Add a table"
+            f" [{wanted}] to the file"
         )
     options: dict[str, str] = {}
     for key, value in _settings(profiles[wanted]):
@@ -249,6 +251,8 @@ def scan_options(
             options = with_defaults(options, profile)
             if every_topic and not any(name in options for name in SELECTIONS):
                 options["subscribePattern"] = ".*"
+            if "topic" in arguments and "target" not in arguments:
+                require_topic(options)
             command(options, **values)
 
         decorated: Callable[..., None] = run
@@ -340,6 +344,23 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
     if "/" in text or text in (".", "..") or any(name in options for name in SELECTIONS):
         return False
     return "path" in options or SERVERS in options
+
+
+def require_topic(options: Mapping[str, str]) -> None:
+    """Checks that the options select topics.
+
+    Raises:
+        InvalidOptionError: TOPIC is missing. The message lists the topics of the tier.
+        TieredKafkaError: TOPIC is missing, and another option is invalid or there is no tier.
+    """
+    if any(name in options for name in SELECTIONS):
+        return
+    from kts_source.planning.describe import topics_of_tier
+
+    parsed = parse_any_options({**options, "subscribePattern": ".*"})
+    topics = topics_of_tier(parsed) if parsed.path else ()
+    listed = f"; topics of this tier: {', '.join(topics)}" if topics else ""
+    raise InvalidOptionError(f"TOPIC is missing{listed}")
 
 
 class _Printable(logging.Formatter):

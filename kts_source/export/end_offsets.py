@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.ranges import CommittedRanges
     from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.export_table import TableState
     from kts_source.options import Options
 
 
@@ -65,6 +66,7 @@ def end_offsets(
     with closing(open_table(settings)) as table:
         state = table.load()
         committed = state.committed
+        _check_exported(settings, state)
         check_rollback(requested, state)
         # The plan starts at the end offsets of the table, because the source may no longer have
         # earlier offsets.
@@ -86,6 +88,15 @@ def end_offsets(
         count = max(max(in_source) + 1, (partitions or {}).get(topic, 0))
         ends[topic] = _ends_of_topic(settings, committed, topic, topic_id, count)
     return json.dumps(ends)
+
+
+def _check_exported(settings: ExportSettings, state: TableState) -> None:
+    if not state.fingerprint:
+        raise ExportError(
+            f"there is no {settings.table_format} table of export {settings.export_id!r} at the"
+            " target. Set the target, table_format and export_id of the export that wrote it",
+            uri=settings.target,
+        )
 
 
 def _ends_of_topic(

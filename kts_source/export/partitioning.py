@@ -225,7 +225,7 @@ class PartitionField:
         if type_at(batch.schema, self.source) is None:
             raise InvalidOptionError(
                 f"partition_by names {self.source!r}, which is not a column. The rows have"
-                f" {', '.join(batch.schema.names)}"
+                f" {', '.join(batch.schema.names)}. For a unit of time, write day(timestamp)"
             )
         if self.is_inner and self.source in batch.schema.names:
             raise InvalidOptionError(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
+_MANY_FILES: Final = 100
+_SMALL_FILE: Final = 1 << 20
 _STAGES: Final = ("planning", "verifying", "running", "committing")
 """Stages whose seconds add up to the duration of a run."""
 _HELP: Final = {
@@ -149,6 +151,17 @@ class BackfillReport(Displayed):
             return ""
         hours = max(0, self.ended_ms - self.newest_ms) / 3_600_000
         return f"the newest record of the tier is {hours:,.1f} hours old"
+
+    @property
+    def small_files(self) -> str:
+        """Advice if the run wrote many small files; empty otherwise."""
+        if self.files < _MANY_FILES or self.file_bytes >= self.files * _SMALL_FILE:
+            return ""
+        return (
+            f"{self.files:,} files of {format_bytes(self.file_bytes // self.files)} on average are"
+            " slow to read: choose a coarser partition_by, such as month(timestamp), or fewer and"
+            " longer runs"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as values that JSON supports."""
@@ -292,8 +305,7 @@ def _summary(report: BackfillReport) -> list[str]:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
     if report.malformed:
         lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
-    if report.freshness:
-        lines.append(f"  {report.freshness}")
+    lines.extend(f"  {line}" for line in (report.freshness, report.small_files) if line)
     if report.added_fields:
         lines.append(f"  added to the schema: {', '.join(report.added_fields)}")
     if report.new_fields:

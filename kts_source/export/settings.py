@@ -19,7 +19,7 @@ from kts_source.export.rejections import DEFAULT_MAX_REJECTED, parse_max_rejecte
 from kts_source.options.parsing import option_texts
 from kts_source.options.times import parse_duration_ms
 from kts_source.secret import Secret
-from kts_source.store.open_store import refuse_credentials, scheme_of
+from kts_source.store.open_store import expand_home, refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _path(name: str, path: str | os.PathLike[str]) -> str:
     """Removes blanks at both ends of an output path. Raises `InvalidOptionError` for a misspelled
     URL, because it would become the name of a local folder.
     """
-    path = os.fspath(path).strip()
+    path = expand_home(os.fspath(path).strip())
     if not path:
         raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")
     refuse_credentials(path)

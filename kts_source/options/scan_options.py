@@ -28,7 +28,7 @@ from kts_source.options.value_formats import (
 )
 from kts_source.predicate.model import And
 from kts_source.store.joined_store import is_in_additional_store
-from kts_source.store.open_store import refuse_credentials
+from kts_source.store.open_store import expand_home, refuse_credentials
 from kts_source.store.storage_options import (
     S3_OPTIONS,
     hide_query,
@@ -475,7 +475,7 @@ def _tier_values(
 ) -> dict[str, Any]:
     """Returns the attributes of `ScanOptions` that determine where records are stored."""
     _check_path(values, has_brokers=has_brokers)
-    path = values["path"] or ""
+    path = expand_home(values["path"] or "")
     disk_paths: tuple[str, ...] = ()
     if values["layout"] == DISKS and "," in path:
         path, *others = _paths("path", path)
@@ -557,7 +557,7 @@ def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, .
 
 def _paths(option: str, text: str) -> tuple[str, ...]:
     """Splits the text of an option into paths, which are separated by commas."""
-    paths = tuple(path.strip() for path in text.split(","))
+    paths = tuple(expand_home(path.strip()) for path in text.split(","))
     for path in paths:
         if not path:
             raise InvalidOptionError(f"option {option!r} names an empty path between its commas")

@@ -15,7 +15,12 @@ from kts_source.libraries import require
 from kts_source.options import READ_COMMITTED, options_of
 from kts_source.options.selection import Assign, EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
-from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog, discover
+from kts_source.planning.segment_catalog import (
+    ListedPartition,
+    SegmentCatalog,
+    discover,
+    incarnations,
+)
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
@@ -396,6 +401,17 @@ def unless_locked(make: Callable[[], _Result]) -> _Result | None:
                 raise
             cause = cause.__cause__
     return None
+
+
+def topics_of_tier(options: ScanOptions) -> list[str]:
+    """Returns the names of the selected topics. Lists folders, but reads no object.
+
+    Raises:
+        TierNotFoundError: There is no tier at the path.
+    """
+    with closing(open_tier(options)) as tier, ThreadPoolExecutor(1) as pool:
+        catalog = SegmentCatalog(tier, layout_of(options), pool, fail_on_data_loss=False)
+        return sorted(incarnations(options, catalog))
 
 
 def partitions_with_keys(

@@ -362,9 +362,32 @@ def discover(
     topics = []
     for topic, folders in sorted(incarnations(options, catalog).items()):
         topics.append(discover_topic(options, topic, folders, catalog, pool))
+        if isinstance(options.selection, Assign) and options.fail_on_data_loss:
+            _check_exist(topics[-1], folders, catalog)
         log_topic(topics[-1])
     check_partitions(options, topics, catalog)
     return tuple(topics)
+
+
+def _check_exist(
+    topic: DiscoveredTopic, folders: Sequence[TopicFolder], catalog: SegmentCatalog
+) -> None:
+    """Raises `TopicNotFoundError` if a selected partition has a higher number than all partitions
+    in the tier. Partitions with lower numbers exist in Kafka, even if the tier has no segments of
+    them.
+    """
+    if not topic.empty_partitions:
+        return
+    numbers = {
+        number for folder in folders for number in catalog.layout.partitions(catalog.store, folder)
+    }
+    missing = [number for number in topic.empty_partitions if number > max(numbers, default=-1)]
+    if missing:
+        raise TopicNotFoundError(
+            f"no partition {', '.join(map(str, missing))} of topic {topic.topic!r} in the tier; it"
+            f" has {', '.join(map(str, sorted(numbers))) or 'none'}. If the partition exists and"
+            " has no segment yet, set failOnDataLoss=false to read the others"
+        )
 
 
 def check_partitions(

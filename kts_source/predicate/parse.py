@@ -335,6 +335,8 @@ class _Parser:
             hint = "; use header('name')" if names and names[0].lower() == HEADERS else ""
             if name in ("key", "value"):
                 hint = f"; option '{name}.format' decodes fields"
+            elif name is None and not hint:
+                hint = "; for a field of values, set option 'value.format' and write value.<field>"
             raise self._refused(
                 node, f"is not a column for predicates (columns: {', '.join(KINDS)}){hint}"
             )

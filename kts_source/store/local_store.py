@@ -281,7 +281,12 @@ class LocalStore:
 
     def _require_root(self) -> None:
         if not self._root.is_dir():
-            raise StoreNotFoundError("the folder does not exist", uri=self.uri(""))
+            is_file = self._root.exists()
+            problem = "the path is a file, not a folder" if is_file else "the folder does not exist"
+            raise StoreNotFoundError(
+                f"{problem}. Set option 'path' to the folder that contains the tier",
+                uri=self.uri(""),
+            )
 
     def _require_file(self, status: os.stat_result, key: str) -> None:
         if stat.S_ISDIR(status.st_mode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -72,6 +73,13 @@ def _invalid_url(path: str, scheme: str) -> InvalidOptionError:
     )
 
 
+def expand_home(path: str) -> str:
+    """Returns a local path with `~` or `~user` at its start replaced by the home folder. Call it
+    where the user's options are parsed, because workers may have another home folder.
+    """
+    return os.path.expanduser(path)  # noqa: PTH111  # `Path.expanduser` fails without a home
+
+
 def local_file(path: str | Path) -> Path:
     """Returns the local file of a path or a `file:` URL.
 
@@ -80,7 +88,7 @@ def local_file(path: str | Path) -> Path:
     """
     if isinstance(path, Path):
         return path
-    path = path.strip()
+    path = expand_home(path.strip())
     if (scheme := scheme_of(path)) != "file":
         raise InvalidOptionError(
             f"the file must be on this machine, but the path begins with {scheme}://: give a local"

@@ -263,8 +263,9 @@ class S3Store(ClientStore):
         text = self._text(origin)
         if isinstance(origin, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             raise AccessDeniedError(
-                "no AWS credentials found: give s3.access-key-id and s3.secret-access-key, "
-                "or s3.anonymous=true",
+                "no AWS credentials found. Set AWS_PROFILE, log in with the AWS CLI, or set the"
+                " options s3.access-key-id and s3.secret-access-key. For a public bucket, set"
+                " s3.anonymous=true",
                 uri=self.uri(key),
             ) from None
         if any(base.__name__ in _LOGIN_ERRORS for base in type(origin).__mro__):

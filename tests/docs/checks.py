@@ -23,6 +23,7 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         """starting == '{"orders": {"0": 180, "1": 80}}'""",
         "checked.verified[0].startswith('verified 260 rows of 2 partitions')",
     ),
+    "README.md": ("orders.count() == 260", "report.rows == 340 and report.files < 10"),
     "logs.md": (
         "(report.rows, report.rejected, report.malformed, report.skipped) == (260, 0, 0, ())",
         "report.freshness.startswith('the newest record of the tier is ')",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,10 @@ def run(
         path = tmp_path / "tier" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+    # Examples of the README read the tier of `kts demo`.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "tiered-kafka-sample").symlink_to(tmp_path / "tier")
 
     def run_page(page: Path, names: dict[str, Any]) -> None:
         namespace = {"__name__": "__main__", **names}
@@ -128,7 +133,7 @@ def test_examples_run_with_spark(
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     # Python workers of Spark get their variables from this mapping.
-    for name, value in aws.items():
+    for name, value in {**aws, "HOME": os.environ["HOME"]}.items():
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
     # Streams, and batch queries after them, are planned in a process that inherits the environment
     # of the JVM. The JVM started before these variables existed, so pass options instead.

@@ -173,3 +173,22 @@ def test_link_anchors_match_headings(page: Path) -> None:
             re.sub(r"[^\w\s-]", "", text).strip().lower().replace(" ", "-") for text in headings
         }
         assert anchor in slugs, f"{page.name}: {target}#{anchor}"
+
+
+def test_getting_started_lists_exactly_the_extras_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (table,) = re.findall(r"^\| Extra \|.*?\n\n", _page("getting-started.md"), re.M | re.S)
+    cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(project["optional-dependencies"])
+    others = [page.name for page in DOCS.glob("*.md") if "\n| Extra |" in page.read_text()]
+    assert others == ["getting-started.md"]
+
+
+def test_help_of_the_package_names_every_function_and_module() -> None:
+    text = inspect.getdoc(kts_source) or ""
+    functions = {name for name in kts_source.__all__ if name.islower()}
+    assert functions <= set(re.findall(r"\w+", text))
+    for name in ("errors", "export", "metrics", "secret", "streaming"):
+        assert f"`{name}`" in text
+        assert getattr(kts_source, name) is importlib.import_module(f"kts_source.{name}")

@@ -203,7 +203,8 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "where_unknown_column": (
         {"where": "offst > 5"},
         "InvalidOptionError: option 'where': offst is not a column for predicates"
-        " (columns: key, value, topic, partition, offset, timestamp, timestampType)",
+        " (columns: key, value, topic, partition, offset, timestamp, timestampType); for a field of"
+        " values, set option 'value.format' and write value.<field>",
     ),
     "where_wrong_type": (
         {"where": "offset > 'abc'"},
@@ -485,7 +486,8 @@ def audit_at_unknown_level(root: Path) -> None:
 
 READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     read_missing_folder: (
-        "StoreNotFoundError: the folder does not exist [object file://TIER/missing/]"
+        "StoreNotFoundError: the folder does not exist. Set option 'path' to the folder that"
+        " contains the tier [object file://TIER/missing/]"
     ),
     read_empty_folder: (
         "TierNotFoundError: no tier at file://TIER/: searched for folders"

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from kts_source.errors import (
     CommitConflictError,
     ExportError,
+    InvalidOptionError,
     StoreUnavailableError,
     TieredKafkaError,
     UnsupportedTargetError,
@@ -680,8 +681,15 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def _locked(mark: Path) -> Iterator[None]:
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    with mark.open("ab") as file:
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        file = mark.open("ab")
+    except OSError as error:
+        folder = mark.parents[MARKS.count("/")]
+        raise InvalidOptionError(
+            f"the target {folder} cannot be written: {error.strerror}. Choose another folder"
+        ) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:

@@ -67,6 +67,50 @@ def test_tail_of_more_records_than_exist_prints_all_records(
     assert output(capfdbinary, "epochs", "--tail", "0") == b""
 
 
+def test_cat_without_topic_lists_topics_of_the_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cat", *WHERE]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kts: TOPIC is missing; topics of this tier: ")
+    assert "codecs" in error
+    assert "txn" in error
+
+
+def test_unknown_partition_is_an_error_that_names_existing_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cat", *WHERE, "txn", "-p", "7"]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "no partition 7 of topic 'txn' in the tier; it has 0, 1" in error
+
+
+@pytest.mark.parametrize("flags", [["--since", "1h"], ["--since", "1h", "--tail", "3"]])
+def test_since_without_newer_records_prints_time_of_the_newest_record(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str]
+) -> None:
+    log = LogBuilder()
+    log.append([SimpleRecord(b"v", timestamp=1_700_000_000_000)])
+    log.roll()
+    tier = write_tier(tmp_path / "tier", list(log.build().segments))
+    assert main(["cat", str(tier.root), "--subscribe-pattern", ".*", *flags]) == 0
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "the newest record is from 2023-11-14T22:13:20+00:00" in error
+
+
+def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cat", *WHERE, "epochs", "--since", "2020-01-01", "--where", "offset < 0"]) == 0
+    assert capsys.readouterr().err == "no records\n"
+
+
+@pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "'since'")])
+def test_invalid_since_is_an_error_that_names_since(
+    capsys: pytest.CaptureFixture[str], since: str, error: str
+) -> None:
+    assert main(["cat", *WHERE, "txn", "--since", since]) == 2
+    assert error in capsys.readouterr().err
+
+
 def test_partition_flag_selects_partitions_of_the_topic(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:

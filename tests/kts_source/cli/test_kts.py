@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
@@ -18,9 +19,6 @@ from kts_source.cli.app import all_commands, main
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.libraries import install_command
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY = f"encryption.key.pairs.key1.private.key.file={KEYS / 'key1.private.pem'}"
 WHERE = ["--path", str(TIER), "--key-prefix", "tiered/", "-o", KEY]
@@ -381,3 +379,45 @@ def test_flags_and_source_options_of_a_command_have_distinct_names(name: str) ->
         for flag in (*parameter.opts, *parameter.secondary_opts)
     ]
     assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("target", ["file", "file/lake"])
+def test_export_to_a_file_is_an_invalid_option(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, target: str
+) -> None:
+    (tmp_path / "file").touch()
+    flags = ("--subscribe", "epochs", "--workers", "1")
+    code, _, error = run(capsys, "export", str(tmp_path / target), *flags)
+    assert code == 2
+    assert f"{tmp_path / target} cannot be written: " in error
+
+
+def test_misspelled_command_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verfy", str(TIER)]) == 2
+    assert "Did you mean 'verify'?" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_an_error_without_traceback() -> None:
+    command = [sys.executable, "-m", "kts_source.cli", "cat", str(TIER), *WHERE[2:], "epochs"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"kts: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("find", "--certificate"), ("report", "--output"), ("audit", "--report")],
+)
+def test_output_in_a_missing_folder_fails_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, flag: str
+) -> None:
+    file = tmp_path / "missing" / "file"
+    condition = ("--where", "offset = 0") if command == "find" else ()
+    code, out, error = run(capsys, command, "--subscribe", "epochs", *condition, flag, str(file))
+    assert (code, out) == (2, "")
+    assert error == (
+        f"kts: {file} cannot be written: the folder {file.parent} does not exist. Create it, or"
+        " choose another path\n"
+    )

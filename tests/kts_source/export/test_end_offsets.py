@@ -94,7 +94,7 @@ def test_end_offsets_stay_the_same_if_their_segments_expire(lake: Lake, tmp_path
 
 def test_end_offsets_fail_if_table_has_no_offsets_of_export(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
-    with pytest.raises(ExportError, match="has no offsets of topic id"):
+    with pytest.raises(ExportError, match=f"there is no {lake.table_format} table of export 'kts'"):
         ends(lake, tier.options())
     lake.export(tier.options())
     with pytest.raises(ExportError, match=r"'other'.*export_id"):

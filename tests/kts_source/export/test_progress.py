@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from kts_source.export.progress import LineProgress, RichProgress
-from kts_source.export.report import draw_report
+from kts_source.export.report import draw_report, empty_report
 from kts_source.export.run import export
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
@@ -123,3 +124,16 @@ def test_ctrl_c_ends_all_workers_and_explains_resume(tmp_path: Path, whom: str) 
             os.kill(int(name.name), 0)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
+
+
+@pytest.mark.parametrize(
+    ("files", "file_bytes", "warns"),
+    [(1295, 1295 << 13, True), (99, 99 << 13, False), (1295, 1295 << 20, False), (0, 0, False)],
+)
+def test_report_of_many_small_files_names_partition_by(
+    files: int, file_bytes: int, warns: bool
+) -> None:
+    report = replace(empty_report("lake", "parquet"), files=files, file_bytes=file_bytes)
+    assert ("partition_by" in str(report)) == warns
+    if warns:
+        assert "1,295 files of 8.0 KiB on average" in str(report)

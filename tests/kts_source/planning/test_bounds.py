@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.errors import InvalidOptionError, OffsetOutOfRangeError
+from kts_source.errors import InvalidOptionError, OffsetOutOfRangeError, TopicNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.scan_plan import ScanPlan
@@ -142,11 +142,18 @@ def test_options_without_effect_are_logged_in_one_line(caplog: pytest.LogCapture
     assert "without effect" not in caplog.text
 
 
+def test_assigned_partition_above_all_partitions_raises_topic_not_found_error() -> None:
+    options = tier_options("codecs", assign='{"codecs":[7,0,8]}')
+    del options["subscribe"]
+    with pytest.raises(TopicNotFoundError, match=r"no partition 7, 8 of .* it has 0\."):
+        plan_scan(parse_options(options))
+
+
 def test_assigned_partition_without_objects_logs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "kts_source")
-    options = tier_options("codecs", assign='{"codecs":[7,0,8]}')
+    options = tier_options("codecs", assign='{"codecs":[7,0,8]}', failOnDataLoss="false")
     del options["subscribe"]
     plan = plan_scan(parse_options(options))
     assert [partition.partition for partition in plan.partitions] == [0]

@@ -59,7 +59,8 @@ def write_tier(
     (segment,) = (segment for segment in builder.build().segments if segment.log)
     writer = WRITERS[layout](root, topic=TOPIC, topic_id=TOPIC_ID)
     (key,) = (key for key in writer.write_segment(segment).keys if key.endswith(".log"))
-    return root / key
+    path: Path = root / key
+    return path
 
 
 def read_rows(root: Path, layout: str, start: int, stop: int, target: str) -> list[int]:

@@ -18,6 +18,7 @@ from kts_source.errors import (
     InvalidOptionError,
     ObjectChangedError,
     StoreError,
+    StoreNotFoundError,
 )
 from kts_source.secret import Secret
 from kts_source.store.local_store import LocalStore
@@ -399,3 +400,9 @@ def test_descriptors_are_closed_after_every_outcome(nested: Path) -> None:
         with contextlib.suppress(OSError):
             status = os.fstat(int(path.name))
             assert not any(os.path.samestat(status, other) for other in below)
+
+
+def test_path_of_a_file_is_reported_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "tier").touch()
+    with pytest.raises(StoreNotFoundError, match="is a file, not a folder"):
+        list(open_store(str(tmp_path / "tier"), Secret({})).list_objects(""))

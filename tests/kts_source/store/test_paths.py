@@ -137,3 +137,22 @@ def test_file_url_names_a_local_file(tmp_path: Path) -> None:
     assert main(["report", str(tmp_path / "tier"), "--output", file.as_uri()]) == 0
     assert file.read_text("utf-8").startswith("<!doctype html>")
     assert local_file(Path("s3:x")) == Path("s3:x")
+
+
+def test_home_folder_is_expanded_in_local_paths_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    topics = {"subscribe": "t", "keyPrefix": "~/"}
+    for path, expanded in (
+        ("~/tier", f"{tmp_path}/tier"),
+        ("./~/tier", "./~/tier"),
+        ("s3://bucket/~", "s3://bucket/~"),
+        (f"file://{tmp_path}/~", f"file://{tmp_path}/~"),
+    ):
+        options = parse_options({"path": path, **topics})
+        assert (options.path, options.key_prefix) == (expanded, "~/")
+        assert export_settings(path).target == expanded
+    disks = {"layout": "kafka-logs", "subscribe": "t"}
+    assert parse_options({"path": "~/a,~/b", **disks}).disk_paths == (f"{tmp_path}/b",)
+    assert local_file("~/report.html") == tmp_path / "report.html"
