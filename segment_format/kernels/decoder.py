@@ -565,8 +565,8 @@ class RecordDecoder:
             )
 
     def _is_followed_batch(self, view: memoryview) -> bool:
-        """Calls `_is_followed` for the batch of magic 2 that ends the decoding, if offsets are
-        missing before it.
+        """Makes the check of `_is_followed` for a batch of magic 2 that ends the decoding. Returns
+        False if the check needs more bytes than the window has.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:

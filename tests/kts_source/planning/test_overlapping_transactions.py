@@ -187,7 +187,7 @@ def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("stop", [6, 7, 8, 10])
-def test_commit_of_transaction_that_begins_in_hole_ignores_earlier_transaction(
+def test_commit_after_hole_is_not_matched_with_transaction_before_the_hole(
     stop: int, local: bool
 ) -> None:
     log = with_two_transactions_around_a_hole(commit)
@@ -375,7 +375,7 @@ def test_read_that_starts_in_partly_read_segment_uses_the_tier(
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_read_that_ends_before_a_transaction_succeeds_with_old_brokers(stop: int) -> None:
+def test_old_brokers_serve_a_read_that_ends_before_a_transaction(stop: int) -> None:
     steps = [plain(2), transactional(2), commit, plain(1), plain(2), plain(2)]
     log = rolled(steps, {1, 3, 4})
     segments = [files for files in log.segments if files.base_offset != 4]
