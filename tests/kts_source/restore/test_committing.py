@@ -37,20 +37,20 @@ def _commit(
     return commit_restore(path, cluster.target, configs=configs or {}, groups=groups or {})
 
 
-def test_new_producer_ids_of_every_broker_are_above_restored_ids(restored: NewCluster) -> None:
+def test_commit_raises_producer_ids_above_restored_ids(restored: NewCluster) -> None:
     restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=3)
     _commit(restored)
     assert restored.brokers.producer_ids[0] == OLD_PRODUCER + 1
     assert status_restore(str(restored.plan_file))[-2] == "committed"
 
 
-def test_used_producer_ids_are_not_requested_again(restored: NewCluster) -> None:
+def test_commit_with_high_producer_ids_requests_few_ids(restored: NewCluster) -> None:
     restored.brokers.producer_ids[0] = 5000
     _commit(restored)
     assert restored.brokers.producer_ids[0] <= 5000 + OLD_PRODUCER + 1
 
 
-def test_group_offsets_are_committed_and_clamped_to_the_log(restored: NewCluster) -> None:
+def test_group_offset_after_log_end_is_clamped_and_reported(restored: NewCluster) -> None:
     restored.brokers.fail(COORDINATOR, Fault(code=15))
     restored.brokers.fail(OFFSET_COMMIT, Fault(code=NOT_COORDINATOR))
     end = read_plan(str(restored.plan_file)).partitions[0].stop
@@ -65,19 +65,19 @@ def test_group_offsets_are_committed_and_clamped_to_the_log(restored: NewCluster
     assert len(report) == 4
 
 
-def test_unknown_partition_of_a_group_changes_nothing(restored: NewCluster) -> None:
+def test_commit_of_group_with_unknown_partition_changes_nothing(restored: NewCluster) -> None:
     with pytest.raises(InvalidOptionError, match="partition orders-4 is not in the restore plan"):
         _commit(restored, groups={"readers": {"orders": {4: 3}}})
     assert restored.brokers.producer_ids == {}
 
 
-def test_group_with_members_is_rejected(restored: NewCluster) -> None:
+def test_commit_of_group_with_members_is_rejected(restored: NewCluster) -> None:
     restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
     with pytest.raises(InvalidOptionError, match="group readers has members"):
         _commit(restored, groups={"readers": {"orders": {0: 3}}})
 
 
-def test_configurations_are_set_last(restored: NewCluster) -> None:
+def test_failed_group_commit_leaves_configurations_unchanged(restored: NewCluster) -> None:
     restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
     configs = {"retention.ms": "86400000", "cleanup.policy": "compact"}
     with pytest.raises(InvalidOptionError):
@@ -88,14 +88,14 @@ def test_configurations_are_set_last(restored: NewCluster) -> None:
     assert restored.brokers.configs["cleanup.policy"] == "compact"
 
 
-def test_invalid_configuration_is_reported(restored: NewCluster) -> None:
+def test_commit_with_invalid_configuration_fails(restored: NewCluster) -> None:
     restored.brokers.fail(ALTER_CONFIGS, Fault(code=INVALID_CONFIG))
     with pytest.raises(BrokerError, match="orders"):
         _commit(restored, {"retention.ms": "x"})
     assert status_restore(str(restored.plan_file))[-2] != "committed"
 
 
-def test_missing_rows_on_the_brokers_prevent_the_commit(restored: NewCluster) -> None:
+def test_commit_with_missing_rows_is_rejected_without_changes(restored: NewCluster) -> None:
     partition = restored.brokers.topics["orders"][1][0]
     partition.log = replace(partition.log, batches=partition.log.batches[:-1])
     with pytest.raises(InvalidOptionError, match="the restore is not verified: orders-0"):

@@ -63,7 +63,7 @@ def _restore(cluster: NewCluster, topic: str, **more: Any) -> None:  # noqa: ANN
 
 
 @pytest.mark.parametrize("topic", sorted(set(TOPICS) - UNDECIDED))
-def test_written_log_serves_the_rows_of_the_tier(topic: str, cluster: NewCluster) -> None:
+def test_written_log_has_rows_of_tier(topic: str, cluster: NewCluster) -> None:
     _restore(cluster, topic)
     levels: tuple[IsolationLevel, ...] = ("read_uncommitted", "read_committed")
     for level in levels:
@@ -71,7 +71,9 @@ def test_written_log_serves_the_rows_of_the_tier(topic: str, cluster: NewCluster
 
 
 @pytest.mark.parametrize("topic", sorted(UNDECIDED))
-def test_undecided_transactions_are_aborted(topic: str, cluster: NewCluster) -> None:
+def test_write_with_abort_policy_aborts_undecided_transactions(
+    topic: str, cluster: NewCluster
+) -> None:
     _restore(cluster, topic, undecided="abort")
     assert_same_rows(
         _written(cluster, topic, "read_uncommitted"), expected_table(topic, "read_uncommitted")
@@ -116,7 +118,7 @@ def _producers(topic: str) -> dict[tuple[int, int], int]:
     }
 
 
-def test_segments_have_the_original_bytes(cluster: NewCluster) -> None:
+def test_written_segments_equal_original_bytes(cluster: NewCluster) -> None:
     cluster.add_topic("codecs")
     options = {
         "path": str(LOCAL_TIER / "tier"),
@@ -132,7 +134,7 @@ def test_segments_have_the_original_bytes(cluster: NewCluster) -> None:
     assert written == originals
 
 
-def test_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewCluster) -> None:
+def test_written_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewCluster) -> None:
     (cluster.log_dir / "log-start-offset-checkpoint").write_text("0\n1\nother 3 12\n")
     _restore(cluster, "trimmed")
     summary = partition_summaries("trimmed")[0]
@@ -148,7 +150,7 @@ def test_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewClust
     }
 
 
-def test_log_restored_with_resume_at_ends_at_that_offset(cluster: NewCluster) -> None:
+def test_write_with_resume_at_ends_log_at_that_offset(cluster: NewCluster) -> None:
     _restore(cluster, "epochs", resume_at={"epochs": {0: 5000}})
     end = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])["epochs", 0]
     assert end == 5000
@@ -157,7 +159,7 @@ def test_log_restored_with_resume_at_ends_at_that_offset(cluster: NewCluster) ->
     )
 
 
-def test_refused_plan_is_not_written(cluster: NewCluster) -> None:
+def test_write_of_refused_plan_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs", epoch=0)
     cluster.plan(EPOCHS)
     before = cluster.files()
@@ -177,7 +179,7 @@ def test_refused_plan_is_not_written(cluster: NewCluster) -> None:
         ("epochs-0/unknown.file", "", "is not empty"),
     ],
 )
-def test_wrong_log_directory_is_rejected_and_unchanged(
+def test_write_to_wrong_log_directory_is_rejected_without_changes(
     name: str, text: str, problem: str, cluster: NewCluster
 ) -> None:
     cluster.add_topic("epochs")
@@ -190,7 +192,7 @@ def test_wrong_log_directory_is_rejected_and_unchanged(
     assert cluster.files() == before
 
 
-def test_folder_that_is_no_log_directory_is_rejected(cluster: NewCluster, tmp_path: Path) -> None:
+def test_write_to_unformatted_folder_is_rejected(cluster: NewCluster, tmp_path: Path) -> None:
     cluster.add_topic("epochs")
     cluster.plan(EPOCHS)
     (cluster.log_dir / "meta.properties").unlink()
@@ -198,7 +200,7 @@ def test_folder_that_is_no_log_directory_is_rejected(cluster: NewCluster, tmp_pa
         cluster.write(EPOCHS)
 
 
-def test_log_directory_of_a_running_broker_is_rejected(cluster: NewCluster) -> None:
+def test_write_to_locked_log_directory_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     cluster.plan(EPOCHS)
     code = (
@@ -218,7 +220,9 @@ def test_log_directory_of_a_running_broker_is_rejected(cluster: NewCluster) -> N
     cluster.write(EPOCHS)
 
 
-def test_tier_that_changed_after_the_plan_is_rejected(tmp_path: Path, cluster: NewCluster) -> None:
+def test_write_after_tier_changed_is_rejected_without_changes(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
     options = copied_tier(tmp_path, "epochs")
     cluster.add_topic("epochs")
     cluster.plan(options)
@@ -239,7 +243,7 @@ def test_second_write_changes_nothing(cluster: NewCluster) -> None:
     assert cluster.files() == before
 
 
-def test_another_log_directory_for_the_same_plan_is_rejected(cluster: NewCluster) -> None:
+def test_write_to_second_log_directory_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     plan = cluster.plan(EPOCHS)
     Journal(str(cluster.plan_file), plan).begin("/elsewhere")
@@ -248,7 +252,7 @@ def test_another_log_directory_for_the_same_plan_is_rejected(cluster: NewCluster
 
 
 @pytest.mark.parametrize("topic", ["epochs", pytest.param("txn", marks=pytest.mark.slow)])
-def test_write_continues_after_a_crash_at_every_sync(
+def test_write_resumes_after_crash_at_every_sync(
     topic: str, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add_topic(topic, partitions=len(partition_summaries(topic)))
@@ -285,7 +289,7 @@ class _CrashError(Exception):
     """Raised to end a write like a crash: the product has no handler for it."""
 
 
-def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) -> None:
+def test_resumed_write_with_changed_file_is_rejected(cluster: NewCluster) -> None:
     _restore(cluster, "epochs")
     journal = Journal(str(cluster.plan_file), read_plan(str(cluster.plan_file)))
     kept = [line for line in journal.path.read_text().splitlines() if '"staged"' in line]
@@ -297,7 +301,7 @@ def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) ->
         cluster.write(EPOCHS)
 
 
-def test_topic_is_restored_from_disk_of_an_old_broker(tmp_path: Path, cluster: NewCluster) -> None:
+def test_disk_of_old_broker_is_restored(tmp_path: Path, cluster: NewCluster) -> None:
     """Restores from the log directory of an earlier restore, which stands for an old broker's disk:
     alone, and in addition to a tier that lacks the last segment.
     """
@@ -319,7 +323,7 @@ def test_topic_is_restored_from_disk_of_an_old_broker(tmp_path: Path, cluster: N
 
 
 @pytest.mark.parametrize("base", [0, 300])
-def test_records_of_a_broker_that_ran_during_the_write_are_not_overwritten(
+def test_resumed_write_after_broker_ran_is_rejected_without_changes(
     base: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add_topic("epochs")
