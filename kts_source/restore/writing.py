@@ -420,7 +420,7 @@ class PartitionWriter:
     Args:
         folder: Folder of the partition. Temporary files of an earlier attempt are removed.
         undecided: If it is `abort`, abort markers are appended for transactions that are open at
-            the end. Otherwise such transactions are an error.
+            the end. Otherwise such transactions are an error, because `cut` ends before them.
 
     Attributes:
         files: Size of each written file, by its final name.
@@ -438,6 +438,7 @@ class PartitionWriter:
         self._open: dict[int, int] = {}
         self._epochs: dict[int, int] = {}  # producer epochs
         self._download_file = folder / f"download{TEMPORARY}"
+        self._data_end = restore.log_start  # one past the last restored offset
         self.files: dict[str, int] = {}
         self.end = restore.log_start
         self.max_producer_id = -1
@@ -451,7 +452,11 @@ class PartitionWriter:
             CorruptSegmentError: A batch is invalid or belongs to another branch of the log.
             TieredKafkaError: A segment cannot be read.
         """
-        ranges = self._plan.surviving.ranges
+        ranges = [
+            replace(span, stop=min(span.stop, self._restore.stop))
+            for span in self._plan.surviving.ranges
+            if span.start < self._restore.stop
+        ]
         for number, span in enumerate(ranges):
             with self._download_file.open("w+b") as file:
                 _download(source, span, file)
@@ -459,7 +464,14 @@ class PartitionWriter:
                 base = _base_offset(file, span, start, stop)
                 _keep(file, start, stop)
                 self._finish(file, base, is_last=number == len(ranges) - 1)
-        lineage = [e for e in self._plan.surviving.lineage if e.start_offset < self.end]
+        if not ranges:
+            with self._download_file.open("w+b") as file:
+                self._finish(file, self._restore.log_start, is_last=True)
+        lineage = [
+            entry
+            for entry in self._plan.surviving.lineage
+            if entry.start_offset < self.end and entry.start_offset <= self._data_end
+        ]
         self._add(EPOCHS, LeaderEpochCheckpoint(tuple(lineage)).to_bytes())
         self._add(f"{self.end:020d}.snapshot", write_producer_snapshot(()))
 
@@ -479,7 +491,7 @@ class PartitionWriter:
                         "two segments do not end and begin with the same batch", span.start
                     )
             if batch.header.next_offset > span.stop:
-                raise self._corrupt("a batch extends beyond the end of its epoch", span.stop)
+                raise self._corrupt("a batch extends beyond the end of its range", span.stop)
         self._check_whole(batches, span)
         return (batches.position if start is None else start), batches.position
 
@@ -494,7 +506,7 @@ class PartitionWriter:
             self._add_batch(batch, side_files)
         if batches.position != _size(file):
             raise self._corrupt(batches.problem, batches.next_offset)
-        self.end = max(self.end, batches.next_offset)
+        self._data_end = self.end = max(self.end, batches.next_offset)
         if is_last:
             stop = batches.position
             file.seek(stop)

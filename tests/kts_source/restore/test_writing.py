@@ -16,6 +16,7 @@ from kts_source.restore.restore_plan import read_plan
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.kafka_uuid import uuid_from_text
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import (
     LOCAL_TIER,
     TOPICS,
@@ -101,6 +102,81 @@ def test_write_with_abort_policy_aborts_undecided_transactions(
     found = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
     assert len(found) == len(set(found))
     assert set(found) == expected
+
+
+@pytest.mark.parametrize("topic", sorted(UNDECIDED))
+def test_write_with_cut_policy_ends_before_undecided_transactions(
+    topic: str, cluster: NewCluster
+) -> None:
+    _restore(cluster, topic, undecided="cut")
+    plan = read_plan(str(cluster.plan_file))
+    stops = {each.partition: each.stop for each in plan.partitions}
+    ends = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])
+    for number, summary in partition_summaries(topic).items():
+        firsts = [each["first"] for each in summary["undecided_in_tier"]]
+        assert stops[number] <= min([*firsts, summary["tier_end_offset"]])
+        assert ends[topic, number] == summary["tier_end_offset"]
+    assert f"cut: records at offsets [{stops[0]}, {plan.partitions[0].tier_stop})" in plan.explain()
+    levels: tuple[IsolationLevel, ...] = ("read_uncommitted", "read_committed")
+    for level in levels:
+        expected = expected_table(topic, level)
+        pairs = zip(expected["partition"].to_pylist(), expected["offset"].to_pylist(), strict=True)
+        kept = [offset < stops[number] for number, offset in pairs]
+        assert_same_rows(_written(cluster, topic, level), expected.filter(kept))
+
+
+def _plain(builder: LogBuilder) -> None:
+    builder.append([SimpleRecord(b"value", b"key")])
+
+
+def _transaction(builder: LogBuilder, producer: int) -> None:
+    builder.send(producer, [SimpleRecord(b"in a transaction", b"key")])
+
+
+@pytest.mark.parametrize("with_roll", [False, True])
+@pytest.mark.parametrize(
+    ("before", "cut"),
+    [
+        (("plain", 7, "plain", "commit", 8, "plain", 9), 4),
+        (("plain", 7, "plain", 8, 9, "commit", "plain"), 1),  # 7 ends after 9 began
+        ((7, 9, "plain", "commit", 8), 0),
+    ],
+)
+def test_cut_log_ends_where_no_transaction_is_open(
+    before: tuple[str | int, ...],
+    cut: int,
+    with_roll: bool,
+    tmp_path: Path,
+    cluster: NewCluster,
+) -> None:
+    """Offset 0 is the first record of `before`; `commit` ends the transaction of producer 7."""
+    builder = LogBuilder(leader_epoch=2)
+    for action in before:
+        if action == "plain":
+            _plain(builder)
+        elif action == "commit":
+            builder.commit(7)
+        else:
+            _transaction(builder, int(action))
+        if with_roll:
+            builder.roll()
+    log = builder.build()
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    for files in log.segments:
+        if files.log:
+            writer.write_segment(files)
+    tier = str(tmp_path / "tier")
+    options = {"path": tier, "layout": "local-tiered-storage", "subscribe": "orders"}
+    cluster.add_topic("orders")
+    plan = cluster.plan(options, undecided="cut")
+    assert plan.refusals == ()
+    assert (plan.partitions[0].stop, plan.partitions[0].tier_stop) == (cut, len(before))
+    cluster.write(options)
+    rows = _written(cluster, "orders", "read_uncommitted")
+    markers = [number for number, action in enumerate(before) if action == "commit"]
+    assert rows["offset"].to_pylist() == [n for n in range(cut) if n not in markers]
+    ends = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])
+    assert ends["orders", 0] == len(before)
 
 
 def _producers(topic: str) -> dict[tuple[int, int], int]:
