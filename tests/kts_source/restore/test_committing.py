@@ -4,14 +4,17 @@ configurations.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kts_source.cli.app import main
 from kts_source.errors import BrokerError, InvalidOptionError
 from kts_source.restore.committing import commit_restore, status_restore
 from kts_source.restore.restore_plan import read_plan
+from tests.golden_data import GOLDEN
 from tests.kts_source.broker.fake_node import (
     ALTER_CONFIGS,
     COORDINATOR,
@@ -21,8 +24,11 @@ from tests.kts_source.broker.fake_node import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.kts_source.restore.world import NewCluster
 
+GROUPS = GOLDEN / "group-offsets"
 OLD_PRODUCER = 9
 """Highest producer id in the restored log."""
 UNKNOWN_MEMBER, LOADING, NOT_COORDINATOR, INVALID_CONFIG = 25, 14, 16, 40
@@ -65,10 +71,34 @@ def test_group_offset_after_log_end_is_clamped_and_reported(restored: NewCluster
     assert len(report) == 4
 
 
-def test_commit_of_group_with_unknown_partition_changes_nothing(restored: NewCluster) -> None:
-    with pytest.raises(InvalidOptionError, match="partition orders-4 is not in the restore plan"):
-        _commit(restored, groups={"readers": {"orders": {4: 3}}})
-    assert restored.brokers.producer_ids == {}
+def test_group_offset_of_unrestored_partition_is_skipped_and_reported(
+    restored: NewCluster,
+) -> None:
+    report = _commit(restored, groups={"readers": {"orders": {4: 3, 0: 2}, "other": {0: 1}}})
+    assert restored.brokers.committed == {("readers", "orders", 0): 2}
+    text = "is not committed, because the plan does not restore this partition"
+    assert report[:2] == [
+        f"group readers, orders-4: offset 3 {text}",
+        f"group readers, other-0: offset 1 {text}",
+    ]
+
+
+def test_groups_from_disk_are_committed(
+    tmp_path: Path, restored: NewCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = tmp_path / "groups.json"
+    assert main(["groups", str(GROUPS / "disk"), "--layout", "kafka-logs", "--json"]) == 0
+    groups.write_text(capsys.readouterr().out)
+    commit = ["restore", "commit", str(restored.plan_file), "--groups", str(groups)]
+    assert main([*commit, "--to", restored.brokers.bootstrap]) == 0
+    assert "group g-live, orders-1: offset 5 is not committed" in capsys.readouterr().out
+    expected = {
+        (row["group"], "orders", 0): row["offset"]
+        for row in json.loads((GROUPS / "committed.json").read_text())
+        if row["partition"] == 0
+    }
+    assert expected
+    assert restored.brokers.committed == expected
 
 
 def test_commit_of_group_with_members_is_rejected(restored: NewCluster) -> None:
