@@ -94,7 +94,7 @@ format: $(STAMP)  ## let ruff rewrite what it can
 	@$(VENV)/bin/ruff format .
 
 docs: $(STAMP)  ## renew the tables of options and build the site into build/site
-	@$(PY) tools/update_docs.py
+	@$(PY) -m tools.update_docs
 	@$(VENV)/bin/zensical build --strict --clean
 	@$(PY) -m tools.finish_site
 

@@ -41,6 +41,7 @@ PARTS: Final = (
     "stream",
     "engines",
     "fetch",
+    "memory",
     "plan",
     "audit",
     "picture",
@@ -48,7 +49,17 @@ PARTS: Final = (
 )
 # Parts that a quick run skips unless they are named.
 LONG_PARTS: Final = frozenset(
-    {"loopback_s3", "typed_peers", "hybrid", "fetch", "plan", "audit", "picture", "export"}
+    {
+        "loopback_s3",
+        "typed_peers",
+        "hybrid",
+        "fetch",
+        "memory",
+        "plan",
+        "audit",
+        "picture",
+        "export",
+    }
 )
 FOLDER: Final = Path("build/bench")
 

@@ -34,6 +34,7 @@ TITLES: Final = {
     "stream": "Streams",
     "engines": "Without Spark",
     "fetch": "Fetching",
+    "memory": "Memory of a task's process",
     "plan": "Planning 100,000 segments",
     "audit": "Audits, one core",
     "picture": "A report of 100,000 segments",

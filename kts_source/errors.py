@@ -9,9 +9,13 @@ them from the messages of client libraries.
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, Final, Self, TypedDict, Unpack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Final, Self, TypedDict, Unpack
 
 from kts_source.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Place(TypedDict, total=False):
@@ -124,7 +128,15 @@ class TierNotFoundError(TieredKafkaError, FileNotFoundError):
 
 
 class DataLossError(TieredKafkaError):
-    """Offsets that the tier should have are missing, for example because retention deleted them."""
+    """Offsets that the tier should have are missing. For example, retention deleted them.
+
+    Attributes:
+        is_hole: True if no segment of the log has some of the requested offsets.
+    """
+
+    def __init__(self, message: str, *, is_hole: bool = False, **location: Unpack[Place]) -> None:
+        super().__init__(message, **location)
+        self.is_hole = is_hole
 
 
 class OffsetOutOfRangeError(DataLossError):
@@ -137,6 +149,10 @@ class MissingExtraError(TieredKafkaError, ImportError):
 
 class UnsupportedSparkError(TieredKafkaError, ImportError):
     """The version of Spark is below 4.0. Older versions do not support Python data sources."""
+
+
+class WorkerMemoryError(TieredKafkaError, MemoryError):
+    """A Python worker of Spark reached the limit of its address space."""
 
 
 class PlanTooLargeError(TieredKafkaError):
@@ -311,6 +327,33 @@ class RejectedRowsError(ExportError):
         super().__init__(message, **location)
         self.rejected = rejected
         self.records = records
+
+
+class TopicsFailedError(ExportError):
+    """Some topics of an export with a table per topic failed. The others were exported.
+
+    Attributes:
+        errors: The error of each topic that failed, by topic.
+        targets: The target of each topic that failed, by topic.
+        report: `BackfillReport` of the other topics.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        errors: Mapping[str, Exception] = MappingProxyType({}),
+        targets: Mapping[str, str] = MappingProxyType({}),
+        report: object = None,
+        **location: Unpack[Place],
+    ) -> None:
+        super().__init__(message, **location)
+        self.errors = dict(errors)
+        self.targets = dict(targets)
+        self.report = report
+        vars(self)["retriable"] = all(
+            isinstance(error, TieredKafkaError) and error.retriable for error in errors.values()
+        )
 
 
 class UnsupportedTargetError(ExportError):

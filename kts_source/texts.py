@@ -26,9 +26,22 @@ def some(texts: Iterable[str]) -> str:
 
 
 def one_line(reason: str) -> str:
-    """Returns the beginning of `reason`, without line ends, so that it fits into a log line."""
-    line = " ".join(reason[:1000].split())  # it may have megabytes
-    return _cut(line, _MAX_LINE)
+    """Returns a text as one line. Of a long text, returns the first words and the number of the
+    other characters.
+    """
+    line = " ".join(reason[: 2 * _MAX_LINE].split())  # it may have megabytes
+    if len(line) <= _MAX_LINE and len(reason) <= 2 * _MAX_LINE:
+        return line
+    shown = line[: _MAX_LINE - 40]
+    end = shown.rfind(" ")
+    if end > _MAX_LINE // 2:  # otherwise the text has a very long word
+        shown = shown[:end]
+    return f"{shown} … ({len(reason) - len(shown):,} more characters)"
+
+
+def whole_line(text: str) -> str:
+    """Returns a text as one line, however long it is."""
+    return " ".join(text.split())
 
 
 def format_bytes(size: int) -> str:

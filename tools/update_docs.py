@@ -1,10 +1,11 @@
-"""Updates the tables of options, flags and public names in the docs from the code."""
+"""Updates the tables of options, flags and public names, and the API pages, from the code."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from kts_source.broker.kafka_table import kafka_tables
 from kts_source.cli.app import all_commands
 from kts_source.cli.flags import EXIT_CODES, Flag
 from kts_source.options import options_tables
+from tools.api_pages import names_of, reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,7 +72,7 @@ def name_tables() -> dict[str, str]:
     rows = sorted(
         f"| [`{name}`](api/{page.name}#{name}) | {_summary(name)} |"
         for page in (DOCS / "api").glob("*.md")
-        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
+        for name in names_of(page)
     )
     return {"names": "\n".join(["| name | summary |", "| --- | --- |", *rows])}
 
@@ -88,6 +90,7 @@ PAGES: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
     DOCS / "brokers.md": kafka_tables,
     DOCS / "cli.md": cli_tables,
     DOCS / "python-api.md": name_tables,
+    **{page: partial(reference, page) for page in sorted((DOCS / "api").glob("*.md"))},
 }
 
 

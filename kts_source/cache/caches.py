@@ -87,7 +87,7 @@ class Bundle:
                 values[name] = data[start : start + size]
                 start += size
         except (ValueError, TypeError, AttributeError):
-            log.warning("cache entry %s cannot be read, so it is ignored", self._name)
+            log.info("cache entry %s cannot be read, so it is ignored", self._name)
             return {}
         return values
 

@@ -318,7 +318,7 @@ class DiskCache:
             return None
         data = _checked(file, name, status.st_size)
         if data is None:
-            log.warning("a damaged entry of the cache in %s was dropped", self._folder)
+            log.info("a damaged entry of the cache in %s was dropped", self._folder)
             self._drop(path)
         elif age > 1:
             accessed = int(time.time()) * _SECOND_NS + _ASKED_AGAIN_NS

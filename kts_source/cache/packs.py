@@ -79,7 +79,7 @@ class SegmentPack:
             objects = dict(entry.objects)
             return segment_from_facts(segment, facts, lambda name: ObjectRef.of(objects[name]))
         except (ValueError, TypeError, LookupError, SegmentFormatError):
-            log.warning("%s: a line is invalid; the segment is described again", self._name)
+            log.info("%s: a line is invalid; the segment is described again", self._name)
             return None
 
     def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
@@ -223,7 +223,7 @@ class SideFilePack:
                 by_object.setdefault((key, version), []).append(byte_range)
                 low = high
         except (ValueError, TypeError):
-            log.warning("%s: a value is invalid; side files are read again", self._name)
+            log.info("%s: a value is invalid; side files are read again", self._name)
             return {}
         return by_object
 

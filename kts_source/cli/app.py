@@ -17,6 +17,7 @@ from kts_source.errors import (
     MissingExtraError,
     RejectedRowsError,
     TieredKafkaError,
+    TopicsFailedError,
 )
 
 if TYPE_CHECKING:
@@ -135,11 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except TieredKafkaError as error:
         click.echo(f"kts: {with_flags(str(error))}", err=True)
-        if isinstance(error, InvalidOptionError | MissingExtraError):
-            return 2
-        if isinstance(error, RejectedRowsError):
-            return 4
-        return 3 if isinstance(error, DataLossError) else 1
+        return _exit_code(error)
     except OSError as error:  # of a local file, or of standard output
         if error.filename is None:
             _discard_output()
@@ -147,3 +144,14 @@ def main(arguments: list[str] | None = None) -> int:
         click.echo(f"kts: {name}: {error.strerror or error}", err=True)
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, TopicsFailedError):
+        codes = {_exit_code(each) for each in error.errors.values()}
+        return codes.pop() if len(codes) == 1 else 1
+    if isinstance(error, InvalidOptionError | MissingExtraError):
+        return 2
+    if isinstance(error, RejectedRowsError):
+        return 4
+    return 3 if isinstance(error, DataLossError) else 1

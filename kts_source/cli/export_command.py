@@ -15,11 +15,12 @@ from kts_source.cli.output import (
     write_atomically,
 )
 from kts_source.cli.scan_options import RECORDS, json_flag, require_topic, scan_options
-from kts_source.errors import TieredKafkaError
+from kts_source.errors import InvalidOptionError, TieredKafkaError, TopicsFailedError
 from kts_source.libraries import require
 from kts_source.texts import json_fields
 
 if TYPE_CHECKING:
+    from kts_source.export.by_topic import TableExport
     from kts_source.export.follow import RoundMetrics
     from kts_source.export.report import BackfillReport
     from kts_source.export.settings import ExportSettings
@@ -35,6 +36,7 @@ _MAINTENANCE: Final = "Maintenance"
     examples=(
         "kts export s3://bucket orders ./lake/orders --key-prefix tiered/",
         "kts export ./tier orders ./lake/orders --table-format delta --follow",
+        "kts export ./tier a,b './lake/{topic}' --topic-option a:value.format=json",
     ),
 )
 @flag(
@@ -54,6 +56,13 @@ _MAINTENANCE: Final = "Maintenance"
     "--max-rejected",
     metavar="PERCENT",
     help="Maximum share of rejected rows in a commit. 100% accepts all.  [default: 1%]",
+)
+@flag(
+    "--topic-option",
+    "topic_options",
+    multiple=True,
+    metavar="TOPIC:NAME=VALUE",
+    help="Option of one topic, if TARGET contains {topic}. Repeatable.",
 )
 @flag("--follow", is_flag=True, help="Continue with new records until SIGTERM or Ctrl-C.")
 @flag("--workers", type=click.IntRange(min=1), help="Processes. Default: number of cores.")
@@ -91,9 +100,9 @@ _MAINTENANCE: Final = "Maintenance"
 )
 @flag(
     "--on-new-fields",
-    type=click.Choice(["warn", "fail"]),
+    type=click.Choice(["warn", "fail", "add"]),
     group=_WRITING,
-    help="Handling of fields that the schema lacks.  [default: warn]",
+    help="Fields that the schema lacks; add: add them to the table.  [default: warn]",
 )
 @flag(
     "--text-partitions",
@@ -166,6 +175,7 @@ def export(
     options: dict[str, str],
     *,
     target: str,
+    topic_options: tuple[str, ...],
     no_resume: bool,
     catalog: tuple[str, ...],
     clean: bool,
@@ -196,24 +206,42 @@ def export(
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)
     named["resume"] = not no_resume
     named["dry_run"] = dry_run and not clean
-    checked = export_settings(target, source=options, **named)
     if clean:
+        checked = export_settings(target, source=options, **named)
         _clean(checked, older_than_hours, dry_run=dry_run, as_json=as_json)
-    elif end_offsets:
+        return
+    if end_offsets:
         from kts_source.export.end_offsets import end_offsets as offsets_of_table
 
         click.echo(offsets_of_table(source=options, target=target, **named))
-    else:
-        try:
-            report = _run(options, checked, workers, with_spark=with_spark, as_json=as_json)
-        except TieredKafkaError as error:
-            if prometheus is not None:
-                write_atomically(prometheus, failure_to_prometheus(target, error))
-            raise
+        return
+    exports = _exports(options, target, topic_options, named)
+    try:
+        report = _run(target, exports, workers, with_spark=with_spark, as_json=as_json)
+    except TieredKafkaError as error:
         if prometheus is not None:
-            write_atomically(prometheus, report.to_prometheus())
-        if png is not None:
-            report.save_png(png)
+            write_atomically(prometheus, failure_to_prometheus(target, error))
+        raise
+    if prometheus is not None:
+        write_atomically(prometheus, report.to_prometheus())
+    if png is not None:
+        report.save_png(png)
+
+
+def _exports(
+    options: dict[str, str], target: str, topic_options: tuple[str, ...], named: dict[str, Any]
+) -> list[TableExport]:
+    """Returns the exports of the command. `topic_options` have the form `TOPIC:NAME=VALUE`."""
+    from kts_source.export.by_topic import exports_of
+
+    by_topic: dict[str, dict[str, str]] = {}
+    for text in topic_options:
+        topic, colon, pair = text.partition(":")
+        name, equals, value = pair.partition("=")
+        if not colon or not equals:
+            raise InvalidOptionError(f"--topic-option {text!r} must be TOPIC:NAME=VALUE")
+        by_topic.setdefault(topic, {})[name] = value
+    return exports_of(options, target, by_topic, **named)
 
 
 def _clean(
@@ -233,19 +261,22 @@ def _clean(
 
 
 def _run(
-    options: dict[str, str],
-    settings: ExportSettings,
+    target: str,
+    exports: list[TableExport],
     workers: int | None,
     *,
     with_spark: bool,
     as_json: bool,
 ) -> BackfillReport:
+    from kts_source.export.by_topic import run_exports
     from kts_source.export.follow import follow
     from kts_source.export.progress import NO_PROGRESS, default_progress
+    from kts_source.export.report import BackfillReport
     from kts_source.export.run import export as run_export
     from kts_source.export.task_writer import ExportExecutor, LocalExecutor
 
-    follows = settings.following is not None
+    first = exports[0]
+    follows = first.settings.following is not None
     progress = NO_PROGRESS if follows else default_progress()
     executor: ExportExecutor = LocalExecutor(workers)
     if with_spark:
@@ -254,17 +285,30 @@ def _run(
         from kts_source.spark.datasource import session_builder
 
         executor = SparkExecutor(session_builder().getOrCreate(), progress)
+
+    def run(each: TableExport) -> BackfillReport:
+        return run_export(each.source, each.settings, executor, progress=progress)
+
     if follows:
-        report = follow(options, settings, executor, on_round=_print_round)
-    else:
-        report = run_export(options, settings, executor, progress=progress)
-    if follows:  # standard output has only a line of JSON per round
-        click.echo(str(report), err=True)
-    elif as_json:
-        print_json({**json_fields(report), "ratio": report.ratio})
+        report = follow(first.source, first.settings, executor, on_round=_print_round)
+        click.echo(str(report), err=True)  # standard output has only a line of JSON per round
+        return report
+    try:
+        report = run_exports(target, exports, run)
+    except TopicsFailedError as error:
+        if isinstance(error.report, BackfillReport) and error.report.tables:
+            _print_report(error.report, as_json=as_json)
+        raise
+    _print_report(report, as_json=as_json)
+    return report
+
+
+def _print_report(report: BackfillReport, *, as_json: bool) -> None:
+    if as_json:
+        tables = [{**json_fields(table), "ratio": table.ratio} for table in report.tables]
+        print_json({**json_fields(report), "ratio": report.ratio, "tables": tables})
     else:
         click.echo(str(report))
-    return report
 
 
 def _print_round(metrics: RoundMetrics) -> None:

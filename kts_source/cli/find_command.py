@@ -13,8 +13,10 @@ Formats of files that contain keys:
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,13 +26,15 @@ from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
+    json_text,
     print_json,
     progress_bar,
     remove_file,
     write_atomically,
 )
-from kts_source.cli.record_formats import JsonLines
+from kts_source.cli.record_formats import JsonLines, json_records
 from kts_source.cli.scan_options import PLACES, json_flag, scan_options
+from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.key_index import index_keys
 from kts_source.finding.search import find
@@ -38,6 +42,8 @@ from kts_source.texts import format_bytes, json_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
 
     from kts_source.finding.certificate import Certificate
     from kts_source.finding.query import Conditions
@@ -140,6 +146,7 @@ def _parse_lengths(path: str, data: bytes) -> list[bytes | None]:
 
 
 _INCOMPLETE = 3
+_FORMAT_OPTIONS: Final = ("key.format", "value.format")
 
 
 @click.command(
@@ -197,8 +204,10 @@ def find_command(
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         check_output(certificate)
-    writer = JsonLines()
     search = find(options, **_conditions(flags))
+    _silence_planning()
+    is_typed = "columns" not in options and any(form in options for form in _FORMAT_OPTIONS)
+    writer = _FoundRecords() if is_typed else JsonLines()
     if certificate is not None:
         remove_file(certificate)  # an older certificate does not hold for this output
     with progress_bar("searched", is_shown=not sys.stdout.isatty()) as update:
@@ -212,6 +221,38 @@ def find_command(
         write_atomically(certificate, proof.to_json() + "\n")
     _print_certificate(proof)
     click.get_current_context().exit(0 if proof.complete else _INCOMPLETE)
+
+
+def _silence_planning() -> None:
+    """Hides warnings of planning until the command ends, because the certificate lists the same
+    faults. With `--verbose`, they are shown.
+    """
+    planning = logging.getLogger("kts_source.planning")
+    if planning.level == logging.NOTSET:
+        planning.setLevel(logging.ERROR)
+        click.get_current_context().call_on_close(partial(planning.setLevel, logging.NOTSET))
+
+
+class _FoundRecords:
+    """Writes one line of JSON for each record. Keys and values that cannot be decoded are written
+    as they are stored, with the reason.
+    """
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Writes the records of a batch, which has columns with errors and stored bytes."""
+        for record in json_records(batch):
+            for name, error_name in ERROR_COLUMNS.items():
+                stored = {
+                    each.replace(RAW_COLUMNS[name], name): record.pop(each)
+                    for each in (RAW_COLUMNS[name], f"{RAW_COLUMNS[name]}Base64")
+                    if each in record
+                }
+                if record.get(error_name) is not None:
+                    del record[name]
+                    record |= stored
+                else:
+                    record.pop(error_name, None)
+            sys.stdout.buffer.write(json_text(record).encode() + b"\n")
 
 
 def _conditions(flags: dict[str, Any]) -> Conditions:
@@ -265,14 +306,17 @@ def _print_certificate(proof: Certificate) -> None:
     for partition in proof.partitions:
         name = f"{partition.topic}-{partition.partition}"
         for unread in partition.unread:
-            uri = "" if unread.object is None else f" ({unread.object})"
+            is_named = unread.object is None or unread.object in unread.reason
+            uri = "" if is_named else f" ({unread.object})"
             lines.append(
                 f"NOT SEARCHED: {name}, offsets [{unread.start}, {unread.stop}):"
                 f" {unread.reason}{uri}"
             )
-        if partition.unserved:
-            count = sum(len(unserved.objects) for unserved in partition.unserved)
-            lines.append(f"{name}: not searched: {count} objects with records outside the log")
+        lines += [
+            f"{name}: not searched, because outside of the log: {', '.join(unserved.objects)}:"
+            f" {unserved.reason}"
+            for unserved in partition.unserved
+        ]
     lines.append(
         f"{proof.matches:,} records of {proof.records:,} in {len(proof.partitions)} partitions;"
         f" {format_bytes(proof.bytes)} in {proof.requests:,} requests; {proof.isolation_level}"

@@ -40,6 +40,9 @@ RAW: Final = "raw"
 FORMATS: Final = (JSON, CSV, TABLE, RAW)
 
 
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
 class RecordWriter(Protocol):
     """Writes batches of records to standard output."""
 
@@ -99,8 +102,9 @@ class _Raw:
 
 
 def json_records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Converts a batch to objects for JSON. Bytes become text if they are UTF-8; otherwise they
-    become base64 in a field `<name>Base64`.
+    """Converts a batch to objects for JSON. Bytes become text if they are UTF-8 without control
+    characters other than tabs and line breaks; otherwise they become base64 in a field
+    `<name>Base64`.
     """
     typed = {
         field.name: json_values(batch.column(field.name))
@@ -121,7 +125,7 @@ def json_records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the bytes in a row to texts for JSON. If the bytes of column `name` are not UTF-8,
+    """Converts the bytes in a row to texts for JSON. If the bytes of column `name` are no text,
     they become base64 in a field `<name>Base64`.
     """
     record: dict[str, Any] = {}
@@ -129,13 +133,25 @@ def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
         if name == "headers" and value is not None:
             record[name] = [_json_record(header) for header in value]
         elif isinstance(value, bytes):
-            try:
-                record[name] = value.decode()
-            except UnicodeDecodeError:
+            text = _as_text(value)
+            if text is None:
                 record[f"{name}Base64"] = base64.b64encode(value).decode()
+            else:
+                record[name] = text
         else:
             record[name] = value
     return record
+
+
+def _as_text(value: bytes) -> str | None:
+    """Returns the text of bytes. Returns `None` if they are not UTF-8 or have control characters,
+    as small numbers in binary formats do.
+    """
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROLS.search(text) else text
 
 
 def columns_of_format(form: str) -> tuple[str, ...] | None:

@@ -7,7 +7,8 @@ There are three kinds of partition columns:
   `<column>_date`. `day`, `month` and `hour` are further units. `date(column, Europe/Berlin) as day`
   names a time zone and the partition column.
 * A field of a decoded key or value is copied to a partition column. For the field `value.user.id`,
-  the partition column is named `value_user_id`.
+  the partition column is named `value_user_id`. `value.user.id as user` names it; a column can be
+  copied in the same way.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ TEXT_PARTITIONS: Final = (CHECKED, AS_IS)
 
 _FIELD: Final = re.compile(
     r"(?P<unit>date|day|month|hour)\(\s*(?P<of>[^()\s,]+)\s*(,\s*(?P<zone>[^()\s,]+)\s*)?\)"
-    r"(\s+as\s+(?P<alias>\w+))?|(?P<name>[^()\s]+)",
+    r"(\s+as\s+(?P<alias>\w+))?|(?P<name>[^()\s]+)(\s+as\s+(?P<own>\w+))?",
     re.IGNORECASE,
 )
 _UTC: Final = "UTC"
@@ -179,7 +180,7 @@ class PartitionField:
         """True if files that contain the partition values need a separate column for them, because
         Iceberg cannot compute them from a column of the rows.
         """
-        return self.is_inner or self.zone != _UTC
+        return self.is_inner or self.zone != _UTC or bool(self.alias and not self.unit)
 
     @property
     def transform(self) -> str:
@@ -197,10 +198,10 @@ class PartitionField:
         return self.name if self.needs_own_column else self.source
 
     def __str__(self) -> str:
-        if not self.unit:
-            return self.source
-        zone = "" if self.zone == _UTC else f", {self.zone}"
         alias = f" as {self.alias}" if self.alias else ""
+        if not self.unit:
+            return f"{self.source}{alias}"
+        zone = "" if self.zone == _UTC else f", {self.zone}"
         return f"{self.unit}({self.source}{zone}){alias}"
 
     def type_in(self, schema: pa.Schema) -> pa.DataType | None:
@@ -216,7 +217,7 @@ class PartitionField:
             InvalidOptionError: The source is missing or has a type that cannot be partitioned by,
                 or the rows already have a column with the name of the partition column.
         """
-        if (self.unit or self.is_inner) and self.name in batch.schema.names:
+        if (self.unit or self.needs_own_column) and self.name in batch.schema.names:
             raise InvalidOptionError(
                 f"partition_by {self} adds a column {self.name!r}, but the rows already have one of"
                 " this name. Rename that column in the transform"
@@ -284,11 +285,13 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
         if match is None:
             raise InvalidOptionError(
                 f"partition_by {text!r} must be a column, or date, day, month or hour of a column,"
-                " such as hour(timestamp) or date(timestamp, Europe/Berlin) as day"
+                " such as hour(timestamp), date(timestamp, Europe/Berlin) as day or"
+                " value.country as country"
             )
         zone = _zone(text, match["zone"] or _UTC)
         unit = (match["unit"] or "").lower()
-        field = PartitionField(match["of"] or match["name"], unit, zone, match["alias"] or "")
+        alias = match["alias"] or match["own"] or ""
+        field = PartitionField(match["of"] or match["name"], unit, zone, alias)
         if field.name in {other.name for other in fields}:
             raise InvalidOptionError(f"partition_by names {field.name!r} twice")
         fields.append(field)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import RejectedRowsError
+from kts_source.errors import RejectedRowsError, TopicsFailedError
 from kts_source.libraries import require
 from kts_source.store.open_store import local_file
 from kts_source.texts import Displayed, Table, format_bytes
@@ -101,7 +101,10 @@ class BackfillReport(Displayed):
         dry_run: True if nothing was written. Then ranges, bytes, commits, requests and cost are
             planned, and `rows_read` and `rejected` are counts of a sample.
         new_fields: Fields of keys and values that were not written, because the schema lacks them.
+        added_fields: Fields that the schema lacks and that `on_new_fields="add"` wrote.
         replayed: Number of files of dead letters that were replayed.
+        tables: The report of each topic, if the target has a table per topic. Then the other
+            attributes are sums.
     """
 
     target: str
@@ -129,6 +132,8 @@ class BackfillReport(Displayed):
     dry_run: bool = False
     replayed: int = 0
     new_fields: tuple[str, ...] = ()
+    added_fields: tuple[str, ...] = ()
+    tables: tuple[BackfillReport, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -160,27 +165,27 @@ class BackfillReport(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as values that JSON supports."""
-        return {**asdict(self), "ratio": self.ratio, "freshness": self.freshness}
+        derived = {"ratio": self.ratio, "freshness": self.freshness}
+        return {**asdict(self), **derived, "tables": [table.to_dict() for table in self.tables]}
 
     def to_prometheus(self) -> str:
         """Returns the figures of the run in the text format of Prometheus."""
-        return _prometheus(
-            self.target,
-            {
-                "success": 1,
-                "rows": self.rows,
-                "rejected_rows": self.rejected,
-                "malformed_rows": self.malformed,
-                "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
-                "commits": self.commits,
-                "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
-                **(
-                    {}
-                    if self.newest_ms is None
-                    else {"newest_record_timestamp_seconds": self.newest_ms / 1000}
-                ),
-            },
-        )
+        return _prometheus({report.target: report.figures() for report in self.tables or (self,)})
+
+    def figures(self) -> dict[str, float]:
+        """Returns the figures for Prometheus by name, without the prefix of all names."""
+        figures: dict[str, float] = {
+            "success": 1,
+            "rows": self.rows,
+            "rejected_rows": self.rejected,
+            "malformed_rows": self.malformed,
+            "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+            "commits": self.commits,
+            "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
+        }
+        if self.newest_ms is not None:
+            figures["newest_record_timestamp_seconds"] = self.newest_ms / 1000
+        return figures
 
     def _tables(self) -> tuple[Table, ...]:
         first, *facts = (line.strip() for line in _summary(self))
@@ -200,6 +205,8 @@ class BackfillReport(Displayed):
         draw_report(self).savefig(local_file(path), format="png", dpi=120)
 
     def __str__(self) -> str:
+        if self.tables:
+            return "\n".join(map(str, self.tables))
         lines = _summary(self)
         lines.extend(
             f"  {span.topic}-{span.partition}: [{span.start}, {span.stop})" for span in self.ranges
@@ -212,18 +219,34 @@ class BackfillReport(Displayed):
 
 
 def failure_to_prometheus(target: str, error: Exception) -> str:
-    """Returns the figures of a failed run in the text format of Prometheus."""
+    """Returns the figures of a failed run in the text format of Prometheus. If the target has a
+    table per topic, topics that succeeded have their own figures.
+    """
+    if not isinstance(error, TopicsFailedError):
+        return _prometheus({target: _failed(error)})
+    tables = error.report.tables if isinstance(error.report, BackfillReport) else ()
+    figures = {report.target: report.figures() for report in tables}
+    for topic, each in error.errors.items():
+        figures[error.targets[topic]] = _failed(each)
+    return _prometheus(figures)
+
+
+def _failed(error: Exception) -> dict[str, float]:
     rejected = error.rejected if isinstance(error, RejectedRowsError) else 0
-    return _prometheus(target, {"success": 0, "rejected_rows": rejected})
+    return {"success": 0, "rejected_rows": rejected}
 
 
-def _prometheus(target: str, figures: Mapping[str, float]) -> str:
-    figures = {"timestamp_seconds": time.time(), **figures}
-    label = target.translate(_LABEL_ESCAPES)
+def _prometheus(by_target: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns the text format of Prometheus. `by_target` maps a target to its figures by name."""
+    samples: dict[str, list[str]] = {}
+    for target, figures in by_target.items():
+        label = target.translate(_LABEL_ESCAPES)
+        for name, value in {"timestamp_seconds": time.time(), **figures}.items():
+            sample = f'kts_export_{name}{{target="{label}"}} {value:.15g}\n'
+            samples.setdefault(name, []).append(sample)
     return "".join(
-        f"# HELP kts_export_{name} {_HELP[name]}\n# TYPE kts_export_{name} gauge\n"
-        f'kts_export_{name}{{target="{label}"}} {value:.15g}\n'
-        for name, value in figures.items()
+        f"# HELP kts_export_{name} {_HELP[name]}\n# TYPE kts_export_{name} gauge\n{''.join(lines)}"
+        for name, lines in samples.items()
     )
 
 
@@ -283,6 +306,8 @@ def _summary(report: BackfillReport) -> list[str]:
     if report.malformed:
         lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
     lines.extend(f"  {line}" for line in (report.freshness, report.small_files) if line)
+    if report.added_fields:
+        lines.append(f"  added to the schema: {', '.join(report.added_fields)}")
     if report.new_fields:
         lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
@@ -339,6 +364,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         seconds=seconds,
         verified=(*first.verified, *then.verified),
         new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
+        added_fields=tuple(dict.fromkeys((*first.added_fields, *then.added_fields))),
     )
 
 

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from kts_source.errors import ExportError, InvalidOptionError, SchemaChangedError, TieredKafkaError
 from kts_source.export.partitioning import type_at
-from kts_source.export.settings import DELTA, ICEBERG, NO_EVOLUTION
+from kts_source.export.settings import ADD, DELTA, ICEBERG, NO_EVOLUTION
 from kts_source.export.task import TOPIC_ID
 from kts_source.export.transforms import RowTransform
+from kts_source.options.value_formats import PROTOBUF, PROTOBUF_CONFLUENT
 from kts_source.read.read_settings import read_schema
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
             decoded although the export compacts or uses a `RowTransform`; tables cannot store a
             field; or the settings contradict each other.
     """
+    if settings.on_new_fields == ADD:
+        _check_adds(options)
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
             raise InvalidOptionError(
@@ -80,6 +83,26 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     for name in typed_columns(options):
         if settings.transform is None:
             _check_writable(name, schema.field(name).type, settings.table_format)
+
+
+def _check_adds(options: ScanOptions) -> None:
+    """Raises `InvalidOptionError` if new fields of a key or value cannot be added to a table."""
+    if not options.formats:
+        raise InvalidOptionError(
+            "on_new_fields='add' needs typed columns: option value.format or key.format"
+        )
+    for form in options.formats:
+        if form.format in (PROTOBUF, PROTOBUF_CONFLUENT):
+            raise InvalidOptionError(
+                f"on_new_fields='add' finds new fields of JSON and of Avro with schema ids, but"
+                f" option '{form.column}.format' is {form.format}. Remove on_new_fields, and set"
+                f" '{form.column}.schema' to a newer file and schema_evolution='add' instead"
+            )
+        if form.fields is not None:
+            raise InvalidOptionError(
+                f"on_new_fields='add' adds all fields, but option '{form.column}.columns' selects"
+                " some: remove one of them"
+            )
 
 
 def typed_columns(options: ScanOptions) -> tuple[str, ...]:
@@ -394,7 +417,7 @@ def _united_struct(in_table: pa.DataType, in_rows: pa.DataType, path: str) -> pa
     fields = [
         _field(field, new[name], f"{path}.{name}")
         if name in new
-        else field.with_type(_canonical(field.type))
+        else field.with_type(canonical_type(field.type))
         for name, field in existing.items()
     ]
     for name, field in new.items():
@@ -420,7 +443,7 @@ def _field(in_table: pa.Field, in_rows: pa.Field, path: str) -> pa.Field:
     return pa.field(in_rows.name, kind, nullable=in_table.nullable)
 
 
-def _canonical(kind: pa.DataType) -> pa.DataType:
+def canonical_type(kind: pa.DataType) -> pa.DataType:
     """Replaces types such as `large_string`, which libraries of tables return, by types such as
     `string`, which decoders return.
     """
@@ -444,7 +467,7 @@ def _changed(
 ) -> SchemaChangedError:
     texts = [
         text if len(text := str(kind)) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-        for kind in (_canonical(in_table), in_rows)
+        for kind in (canonical_type(in_table), in_rows)
     ]
     return SchemaChangedError(
         f"column {name} of the rows differs from that of the table: {reason}. The table has"

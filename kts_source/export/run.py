@@ -59,13 +59,14 @@ from kts_source.export.report import (
     written_ranges,
 )
 from kts_source.export.row_schema import (
+    canonical_type,
     check_columns,
     check_typed,
     schema_without_rows,
     typed_columns,
     unite_schemas,
 )
-from kts_source.export.settings import ADD_FIELDS, FAIL
+from kts_source.export.settings import ADD, ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
@@ -75,6 +76,7 @@ from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
 from kts_source.options.times import TIME_RANGE
+from kts_source.options.value_formats import JSON, JSON_CONFLUENT
 from kts_source.planning.estimate import estimate
 from kts_source.read.read_settings import read_schema
 from kts_source.texts import format_bytes
@@ -219,7 +221,8 @@ class _Run:
             not committed yet, because the table does not exist and its columns are unknown.
         waves: Number of waves that have ended.
         verified: Results of `verify`, as sentences.
-        new_fields: Fields of keys and values that the schema lacks.
+        new_fields: Fields of keys and values that are not written, because the schema lacks them.
+        added_fields: Fields that this run added to the schema.
     """
 
     options: ScanOptions
@@ -237,6 +240,7 @@ class _Run:
     merges: bool = False
     verified: tuple[str, ...] = ()
     new_fields: tuple[str, ...] = ()
+    added_fields: tuple[str, ...] = ()
     seconds: dict[str, float] = field(
         default_factory=lambda: {"planning": 0.0, "running": 0.0, "committing": 0.0}
     )
@@ -308,7 +312,7 @@ class _Run:
                     target = self.table.write_target(self.run_id)
                     job = ExportJob(self.options, target, self.run_id, self.settings, columns)
                     names = tuple(task.letters.key for task in tasks)
-                    reports = self._run_tasks(tasks, job)
+                    reports, job = self._run_wave(tasks, job, state)
                     self._commit(Wave((), ()), reports, job, replayed=names)
                 finish_replay(self.settings, tasks)
         finally:
@@ -324,7 +328,8 @@ class _Run:
             self._compact(plan, job, settings.compaction, state)
             return
         for wave in plan.waves:
-            self._commit(wave, self._run_tasks(wave.tasks, job), job)
+            reports, job = self._run_wave(wave.tasks, job, state)
+            self._commit(wave, reports, job)
             # A round ends after one commit. If nothing was committed, continue, because the next
             # round would read the same offsets again.
             if settings.following is not None and not self.waiting[0]:
@@ -339,12 +344,58 @@ class _Run:
         typed = typed_columns(self.options)
         if not typed or self.settings.transform is not None:
             return None
-        columns = read_schema(self.options.columns, self.options.formats)
         there = state.schema()
+        if self.settings.on_new_fields == ADD and there is not None:
+            self._use_fields_of(there)
+        columns = read_schema(self.options.columns, self.options.formats)
         if there is None:
             return columns
         evolves = self.settings.schema_evolution == ADD_FIELDS
         return unite_schemas(there, columns, typed, self.settings.target, evolves=evolves)
+
+    def _use_fields_of(self, table: pa.Schema) -> None:
+        """Adds the fields that earlier runs added to a table to the JSON formats, so that the tasks
+        of each run do not find them again.
+        """
+        from kts_source.export.new_fields import with_json_fields
+
+        formats = tuple(
+            with_json_fields(form, canonical_type(table.field(form.column).type))
+            if form.format in (JSON, JSON_CONFLUENT) and form.column in table.names
+            else form
+            for form in self.options.formats
+        )
+        self.options = replace(self.options, formats=formats)
+
+    def _run_wave(
+        self, tasks: Sequence[RunnableTask], job: ExportJob, state: TableState
+    ) -> tuple[list[TaskReport], ExportJob]:
+        """Runs the tasks of a wave. If they find fields that must be added to the table, runs them
+        again with these fields. Returns the reports and the job of the last run.
+        """
+        while True:
+            reports = self._run_tasks(tasks, job)
+            schemas = [report.new_schemas for report in reports]
+            if not any(schemas):
+                return reports, job
+            from kts_source.export.new_fields import add_fields
+
+            self._discard(reports, job)
+            self.options = replace(self.options, formats=add_fields(self.options.formats, schemas))
+            check_typed(self.options, self.settings)
+            job = replace(job, options=self.options, columns=self._typed_columns(state))
+            found = dict.fromkeys(name for report in reports for name in report.new_fields)
+            self.added_fields = (*self.added_fields, *found)
+            log.info("reading the wave again with the new fields %s", ", ".join(found))
+
+    def _discard(self, reports: Sequence[TaskReport], job: ExportJob) -> None:
+        """Deletes the files of tasks that run again."""
+        letters = list_dead_letters(self.settings, (report.dead_letters for report in reports))
+        drop_dead_letters(self.settings, letters)
+        with closing(open_target(job.target.path, job.target.storage)) as target:
+            for report in reports:
+                for file in report.files:
+                    target.delete(file.key)
 
     def _plan(self, state: TableState) -> ExportPlan:
         options, settings, committed = self.options, self.settings, state.committed
@@ -497,16 +548,18 @@ class _Run:
         if not new:
             return
         text = (
-            f"the records have fields that the schema lacks: {', '.join(new)}. Add them to the"
-            " schema, and set schema_evolution='add' to add them to the table"
+            f"the records have fields that the schema lacks: {', '.join(new)}. Set"
+            " on_new_fields='add' to add them to the table"
         )
         if self.settings.on_new_fields == FAIL:
             raise SchemaChangedError(
                 f"{text}; on_new_fields='warn' exports the records without these fields",
                 uri=self.settings.target,
             )
+        adds = self.settings.on_new_fields == ADD
         for name in new:
-            log.warning("%s is not in the schema, so it is not written", name)
+            reason = ", and no record shows its type" if adds else ""
+            log.warning("%s is not in the schema%s, so it is not written", name, reason)
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
         """Returns the columns of the rows that tasks wrote. If they wrote no rows, returns the
@@ -553,6 +606,7 @@ class _Run:
             skipped=skipped,
             verified=self.verified,
             new_fields=self.new_fields,
+            added_fields=tuple(name for name in self.added_fields if name not in self.new_fields),
             seconds={
                 **self.seconds,
                 "tasks": sum(report.seconds for report in reports),

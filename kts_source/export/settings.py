@@ -35,6 +35,8 @@ DELTA: Final = "delta"
 ICEBERG: Final = "iceberg"
 TABLE_FORMATS: Final = (PARQUET, DELTA, ICEBERG)
 
+TOPIC_FIELD: Final = "{topic}"
+"""Stands for the topic in the target of `backfill`; see `export.by_topic`."""
 COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
 
 Transform: TypeAlias = "Callable[[pa.RecordBatch], pa.RecordBatch | None] | RowTransform"
@@ -50,7 +52,8 @@ NO_EVOLUTION: Final = "none"
 ADD_FIELDS: Final = "add"
 WARN: Final = "warn"
 FAIL: Final = "fail"
-ON_NEW_FIELDS: Final = (WARN, FAIL)
+ADD: Final = "add"
+ON_NEW_FIELDS: Final = (WARN, FAIL, ADD)
 SCHEMA_EVOLUTIONS: Final = (NO_EVOLUTION, ADD_FIELDS)
 
 _MIN_INTERVAL_SECONDS: Final = 1
@@ -130,7 +133,7 @@ class ExportSettings:
         max_rejected: Maximum share of rejected records in a commit, from 0 to 1.
         schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
         on_new_fields: `fail` ends a run if values have fields that the schema lacks; `warn` only
-            reports them.
+            reports them; `add` adds them to the table, and implies `schema_evolution` = `add`.
         text_partitions: `checked` rejects a partition value of a Parquet target if it is a text
             that readers would parse as a number, a date or another type. `as-is` accepts it.
         verify: True to check before a run that the table has all rows that its commits recorded.
@@ -203,7 +206,7 @@ def export_settings(
         catalog_options = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
         options = catalog_options or source or {}
     is_path = values.get("table_format") != ICEBERG
-    _parse_dead_letters(values)
+    _parse_values(values)
     settings = ExportSettings(
         _path("the target", target) if is_path else os.fspath(target),
         compaction=compaction if values.pop("compact", False) else None,
@@ -226,8 +229,12 @@ def export_settings(
     return settings
 
 
-def _parse_dead_letters(values: dict[str, Any]) -> None:
-    """Replaces the arguments about rejected rows in `values` by their parsed values."""
+def _parse_values(values: dict[str, Any]) -> None:
+    """Replaces the arguments about rejected rows and new fields in `values` by their parsed
+    values.
+    """
+    if values.get("on_new_fields") == ADD:
+        values["schema_evolution"] = ADD_FIELDS
     if values.get("dead_letters") is not None:
         values["dead_letters"] = _path("dead_letters", values["dead_letters"])
     if "max_rejected" in values:
@@ -247,6 +254,12 @@ def _path(name: str, path: str | os.PathLike[str]) -> str:
 
 
 def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
+    if TOPIC_FIELD in f"{settings.target}{settings.dead_letters}":
+        raise InvalidOptionError(
+            f"{TOPIC_FIELD} in a target writes a table per topic, which only an export does. Name"
+            f" the table of one topic; in dead_letters, {TOPIC_FIELD} needs {TOPIC_FIELD} in the"
+            " target"
+        )
     for name in ("target_file_bytes", "row_group_rows", "commit_bytes"):
         if (value := getattr(settings, name)) < 1:
             raise InvalidOptionError(f"{name} must be positive, not {value}")

@@ -173,6 +173,8 @@ class TaskReport:
         rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.
         new_fields: Fields of keys and values that the schema lacks.
+        new_schemas: With `on_new_fields` = `add`, the schemas of these fields by column; see
+            `NewFields.schemas`.
         counts: Numbers of read and of rejected records by partition.
         segment_bytes: Original bytes of the parts of segments that the task read.
         requests: Number of read requests sent to the tier.
@@ -195,6 +197,7 @@ class TaskReport:
     dead_letters: DeadLetterFile | None = None
     counts: tuple[RecordCounts, ...] = ()
     new_fields: tuple[str, ...] = ()
+    new_schemas: Mapping[str, str] = field(default_factory=dict[str, str])
     segment_bytes: int = 0
     requests: int = 0
     bytes_read: int = 0

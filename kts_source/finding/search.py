@@ -17,7 +17,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Unpack
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import InvalidOptionError, MissingExtraError, TieredKafkaError
+from kts_source.errors import (
+    DataLossError,
+    InvalidOptionError,
+    MissingExtraError,
+    TieredKafkaError,
+)
 from kts_source.finding.certificate import (
     Certificate,
     PartitionCertificate,
@@ -41,16 +46,17 @@ from kts_source.finding.query import (
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import scan_facts
 from kts_source.options.selection import Assign
-from kts_source.options.value_formats import DROP_MALFORMED
+from kts_source.options.value_formats import DROP_MALFORMED, PERMISSIVE, further_columns
 from kts_source.planning.infer_types import with_types
 from kts_source.planning.planner import plan_scan
+from kts_source.predicate.model import fields_of
 from kts_source.read.handover import ThreadTiers, in_threads
 from kts_source.read.read_settings import FOR_ENGINES, ReadSettings, read_schema
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
 from kts_source.read.task_metrics import DONE, TaskMeter, TaskPlace
-from kts_source.texts import Displayed, Table, one_line
+from kts_source.texts import Displayed, Table, whole_line
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
@@ -116,9 +122,9 @@ class SearchPlan:
         """
         listed_ms = time.time_ns() // 1_000_000
         faults: list[str] = []
+        refused: list[TieredKafkaError] = []
         with closing(open_tier(options)) as tier:
             uri = tier.store.uri(options.key_prefix)
-            refused: list[TieredKafkaError] = []
             try:
                 plan = plan_scan(options, tier, on_partition_error=refused.append)
             except (InvalidOptionError, MissingExtraError):
@@ -126,11 +132,13 @@ class SearchPlan:
             except TieredKafkaError as error:
                 refused = [error]
             if refused:
-                faults += (one_line(str(error)) for error in refused)
                 tolerant = replace(options, fail_on_data_loss=False)
-                refused = []
-                plan = plan_scan(tolerant, tier, on_partition_error=refused.append)
-                faults += (f"a partition was not searched: {one_line(str(e))}" for e in refused)
+                skipped: list[TieredKafkaError] = []
+                plan = plan_scan(tolerant, tier, on_partition_error=skipped.append)
+                faults += (whole_line(str(e)) for e in refused if not _is_hole(e, plan))
+                faults += (
+                    f"a partition was not searched: {whole_line(str(error))}" for error in skipped
+                )
         faults += _missing_partitions(options, plan)
         counts: Mapping[str, int] = {}
         wanted = None
@@ -144,6 +152,15 @@ class SearchPlan:
     def may_hold(self, topic: str, partition: int) -> bool:
         """Returns whether a partition may have one of the keys of the search."""
         return self.wanted is None or partition in self.wanted[topic]
+
+
+def _is_hole(error: TieredKafkaError, plan: ScanPlan) -> bool:
+    """Returns whether an error is about missing offsets of a planned partition. The certificate
+    lists these offsets as unread, so they are no separate fault.
+    """
+    holes = {f"{p.topic}-{p.partition}" for p in plan.partitions if p.surviving.missing}
+    name = error.message.partition(": ")[0]
+    return isinstance(error, DataLossError) and error.is_hole and name in holes
 
 
 def _missing_partitions(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
@@ -173,6 +190,7 @@ class TaskSearch:
     unread: list[UnreadRange] = field(default_factory=list)
     metrics: TaskMetrics | None = None
     _next_offset: int | None = None
+    _undecoded: dict[int, str] = field(default_factory=dict[int, str])
 
     def rows(
         self, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
@@ -197,6 +215,7 @@ class TaskSearch:
             # Read the slices one by one to find out which slice cannot be read.
             for task_slice in self._remaining(readable):
                 yield from self._slice_matches(task_slice, reader, settings, meter)
+        self.unread += self._undecoded_ranges(readable, reader)
 
     def _slice_matches(
         self,
@@ -210,12 +229,15 @@ class TaskSearch:
         except (InvalidOptionError, MissingExtraError):
             raise
         except TieredKafkaError as error:
-            self._add_unread(task_slice, reader, task_slice.objects.log, one_line(str(error)))
+            self._add_unread(task_slice, reader, task_slice.objects.log, whole_line(str(error)))
 
     def _matches(
         self, task: ScanTask, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
     ) -> Generator[pa.RecordBatch]:
-        with closing(read_task(task, reader, settings, meter=meter)) as batches:  # type: ignore[type-var]
+        rows = read_task(
+            task, reader, settings, meter=meter, set_aside=self._set_aside, warns=False
+        )
+        with closing(rows) as batches:  # type: ignore[type-var]
             for batch in batches:
                 if not batch.num_rows:
                     continue
@@ -225,6 +247,28 @@ class TaskSearch:
                 self.matches += matches.num_rows
                 if matches.num_rows:
                     yield matches
+
+    def _set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
+        offsets = batch.column("offset")
+        self._undecoded |= {offsets[row].as_py(): reason for row, reason in reasons.items()}
+
+    def _undecoded_ranges(
+        self, slices: Sequence[SegmentSlice], reader: SegmentSource
+    ) -> Iterator[UnreadRange]:
+        """Yields the records that could not be compared with the conditions, because they cannot be
+        decoded. Consecutive records of a segment become one range.
+        """
+        for task_slice in slices:
+            start, stop = task_slice.start_offset, task_slice.stop_offset
+            if any(unread.start <= start and stop <= unread.stop for unread in self.unread):
+                continue
+            offsets = sorted(offset for offset in self._undecoded if start <= offset < stop)
+            uri = reader.store.uri(task_slice.objects.log.key)
+            for _, group in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
+                run = [offset for _, offset in group]
+                records = f"{len(run):,} records" if len(run) > 1 else "a record"
+                reason = f"{records} cannot be decoded; offset {run[0]}: {self._undecoded[run[0]]}"
+                yield UnreadRange(run[0], run[-1] + 1, reason, uri)
 
     def _is_archived(self, task_slice: SegmentSlice, reader: SegmentSource) -> bool:
         """Returns whether a needed object of a slice is archived. If so, adds the slice to
@@ -412,7 +456,7 @@ class Search(Displayed):
         _check(options, query)
         if _ISOLATION not in options.given:
             options = replace(options, isolation_level="read_uncommitted")
-        self._options = replace(options, fail_on_data_loss=True)
+        self._options = replace(_with_errors(options), fail_on_data_loss=True)
         self._query = query
         self._planned: SearchPlan | None = None
         self._run: _Run | None = None
@@ -592,6 +636,24 @@ def _check(options: ScanOptions, query: Query) -> None:
             "a search reads no brokers and makes its own plan: remove option"
             f" {' and option '.join(named)}"
         )
+
+
+def _with_errors(options: ScanOptions) -> ScanOptions:
+    """Returns options with which records that cannot be decoded are found, too. They get null, the
+    reason and the stored bytes in columns of their own.
+
+    Columns that the user selected stay as they are. A column with fields in option `where` also
+    stays as it is, because such records cannot be compared with the condition.
+    """
+    if not options.formats or "columns" in options.given:
+        return options
+    compared = {each.source for each in fields_of(options.where)} if options.where else set()
+    formats = tuple(
+        form if form.column in compared else replace(form, mode=PERMISSIVE)
+        for form in options.formats
+    )
+    columns = (*options.columns, *further_columns(formats))
+    return replace(options, formats=formats, columns=tuple(dict.fromkeys(columns)))
 
 
 def _partition(task_slice: SegmentSlice) -> tuple[str, int]:

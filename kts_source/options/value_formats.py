@@ -192,6 +192,18 @@ _FORMATS: Final[Mapping[str, _Format]] = {
 _FORMAT_OPTIONS: Final = sorted({name for form in _FORMATS.values() for name in form.options})
 
 
+FORMAT_COLUMNS: Final = ("key", "value")
+"""Columns that can be decoded."""
+
+
+def usable_options(form: str) -> tuple[str, ...]:
+    """Returns the names of the options that a format of keys or values uses, without the name of
+    the column. `format` is always one of them.
+    """
+    found = _FORMATS.get(form.strip().lower())
+    return ("format", *(() if found is None else found.options))
+
+
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
     """Returns the types of decoded columns, and of the columns with their encoded bytes and
     decoding errors, by column name.
@@ -286,7 +298,7 @@ def column_formats(
     """
     set_options = frozenset(set_options)
     formats = []
-    for column in ("key", "value"):
+    for column in FORMAT_COLUMNS:
         form = values[f"{column}.format"]
         allowed = () if form == RAW else _FORMATS[form].options
         for name in _FORMAT_OPTIONS:

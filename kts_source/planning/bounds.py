@@ -19,12 +19,17 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
+from kts_source.errors import (
+    DataLossError,
+    InvalidOptionError,
+    OffsetOutOfRangeError,
+)
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import (
     EARLIEST_OFFSET,
@@ -110,9 +115,11 @@ class Place:
         ]
         return f"; only incomplete segments exist: {some(names)}" if names else ""
 
-    def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
-        """Raises an error of type `error` about the partition. If `failOnDataLoss` is false, logs a
-        warning instead.
+    def raise_or_warn(
+        self, text: str, error: Callable[[str], DataLossError] = DataLossError
+    ) -> None:
+        """Raises the error that `error` makes of a text about the partition. If `failOnDataLoss` is
+        false, logs a warning instead.
         """
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
@@ -343,7 +350,8 @@ def check_no_holes(
             texts[-1] += " (none are missing if compaction removed the last records before them)"
     location.raise_or_warn(
         f"no segment in {location.holder} holds offsets {'; '.join(texts)}{note}"
-        "; failOnDataLoss=false skips them"
+        "; failOnDataLoss=false skips them",
+        partial(DataLossError, is_hole=True),
     )
 
 

@@ -423,7 +423,7 @@ class UnionLog(SourceLog):
         return self.log, Decisions(intervals, stop, ())
 
     def _leave_to_brokers(self, segment_id: str) -> None:
-        log.warning("%s: segment %s is read from brokers", self.place, segment_id)
+        log.info("%s: segment %s is read from brokers", self.place, segment_id)
         self._not_usable |= {segment_id}
         self.log = self._merged()
 

@@ -144,7 +144,12 @@ def check_ends(
         try:
             check_end(partition, decisions.aborted, decisions.ends, number, below, side_files, lost)
         except UnknownStartError:
-            log.warning("transactions open at offset %d are not compared with the log", below)
+            segment = partition.ranges[number].segment
+            log.warning(
+                "%s-%s: transactions open at offset %d are not compared with the log, because"
+                " only earlier segments, which are not read, record them",
+                *(segment.topic, segment.partition, below),
+            )
 
 
 def ends_of_reads(
@@ -371,9 +376,7 @@ class EndStates:
             )
             entries = None
         if entries is None:
-            log.warning(
-                "transaction index of %s is not usable: replaying batch headers", _name(span)
-            )
+            log.info("transaction index of %s is not usable: replaying batch headers", _name(span))
             if self.follows(number):
                 self.open_after(number - 1)
             entries = (*self._replay(number).aborted, *unproven)
@@ -423,9 +426,7 @@ class EndStates:
             return False
         snapshot = self._side_files.snapshot(span.segment)
         if snapshot is None:
-            log.warning(
-                "producer snapshot of %s is not usable: replaying batch headers", _name(span)
-            )
+            log.info("producer snapshot of %s is not usable: replaying batch headers", _name(span))
             return False
         self._open[number] = open_first_offsets(snapshot)
         return True
@@ -463,6 +464,17 @@ class EndStates:
         return {}
 
 
+def _gaps(partition: PartitionLog, first: int, horizon: int) -> Iterator[tuple[int, int, int]]:
+    """Yields each gap after one of the ranges `first` to `horizon` - 1: the number of the range
+    before the gap, and the offsets [low, high) of the gap.
+    """
+    gaps = {gap.start for gap in partition.missing}
+    for number in range(first, min(horizon, len(partition.ranges) - 1)):
+        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
+        if low in gaps:
+            yield number, low, high
+
+
 def _lost_in_gaps(
     partition: PartitionLog,
     first: int,
@@ -474,14 +486,8 @@ def _lost_in_gaps(
     as if they were aborted at the start of the gap. The gap may contain their marker, so it is
     unknown whether they were committed.
     """
-    gaps = {gap.start for gap in partition.missing}
-    if not gaps:
-        return []
     lost = []
-    for number in range(first, min(horizon, len(partition.ranges) - 1)):
-        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
-        if low not in gaps:
-            continue
+    for number, low, high in _gaps(partition, first, horizon):
         # A producer has one transaction at a time. So a transaction that began below the gap and
         # continues after it is the transaction that was open at the gap, even if a replay found a
         # higher first offset.
@@ -517,14 +523,8 @@ def _with_first_offsets_of_snapshots(
     contains its first offset. Snapshots have a checksum, so an index entry with a higher first
     offset is damaged.
     """
-    gaps = {gap.start for gap in partition.missing}
-    if not gaps:
-        return []
     begun_earlier = []
-    for number in range(first, min(horizon, len(partition.ranges) - 1)):
-        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
-        if low not in gaps:
-            continue
+    for number, low, high in _gaps(partition, first, horizon):
         across = [txn for txn in aborted if txn.first_offset < low and txn.last_offset >= high]
         if not across:
             continue

@@ -161,7 +161,10 @@ class SegmentCatalog:
             return self.layout.describe(self.store, entry)
         except ObjectNotFoundError:
             uri = printable(self.store.uri(entry.described_by))
-            log.warning("%s was deleted after it was listed; its segment is not read", uri)
+            log.info(
+                "%s-%s: the segment at offset %s is not read: %s was deleted after the listing",
+                *(entry.topic, entry.partition, entry.base_offset, uri),
+            )
             return None
         except SegmentFormatError as error:
             if self._fail_on_data_loss:

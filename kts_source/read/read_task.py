@@ -117,6 +117,7 @@ def read_task(
     *,
     meter: TaskMeter | None = None,
     set_aside: SetAside | None = None,
+    warns: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a task: first the rows of its slices, then the rows of its broker ranges.
     Offsets ascend within each slice and each range.
@@ -135,7 +136,7 @@ def read_task(
     from kts_source.read.typed_rows import TypedRows
 
     where, where_fields = split_by_fields(settings.where)
-    typed = TypedRows(settings.columns, settings.formats, where_fields, set_aside)
+    typed = TypedRows(settings.columns, settings.formats, where_fields, set_aside, warns=warns)
     # Decode larger batches if there is a condition on fields, because it may keep only few rows.
     limits = settings.batches if where_fields is None else FOR_ENGINES
     binary = replace(settings, columns=typed.read_columns, where=where, formats=(), batches=limits)

@@ -58,6 +58,7 @@ class TypedRows:
         where: Condition on fields of decoded keys and values. Returned rows satisfy it.
         set_aside: Called with malformed rows and the reason for each, which are then skipped even
             in mode FAILFAST. Not called in mode PERMISSIVE, because malformed values become null.
+        warns: False to log no warning about malformed rows, because the caller reports them.
     """
 
     def __init__(
@@ -66,7 +67,10 @@ class TypedRows:
         formats: Sequence[ColumnFormat],
         where: Predicate | None = None,
         set_aside: SetAside | None = None,
+        *,
+        warns: bool = True,
     ) -> None:
+        self._warns = warns
         self._columns = list(columns)
         self._set_aside = set_aside
         self._skipped: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -114,18 +118,21 @@ class TypedRows:
                 if error is not None:
                     raise error
         finally:
-            if dropped:
-                destination = "skipped" if self._set_aside is None else "written to dead letters"
-                log.warning(
-                    "%d rows cannot be decoded and are %s: %s",
-                    *(dropped, destination),
-                    some(
-                        f"{topic}-{partition}: {count} rows, offsets {low} to {high}"
-                        for (topic, partition), (count, low, high) in self._skipped.items()
-                    ),
-                )
-                if meter is not None:
-                    meter.malformed += dropped
+            if dropped and self._warns:
+                self._warn(dropped)
+            if dropped and meter is not None:
+                meter.malformed += dropped
+
+    def _warn(self, dropped: int) -> None:
+        destination = "skipped" if self._set_aside is None else "written to dead letters"
+        log.warning(
+            "%d rows cannot be decoded and are %s: %s",
+            *(dropped, destination),
+            some(
+                f"{topic}-{partition}: {count} rows, offsets {low} to {high}"
+                for (topic, partition), (count, low, high) in self._skipped.items()
+            ),
+        )
 
     def _note_skipped(self, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
         """Adds rows of a batch, given in ascending order, to the rows that the warning names."""

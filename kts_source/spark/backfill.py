@@ -6,23 +6,27 @@ from __future__ import annotations
 
 import importlib
 import uuid
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
+from kts_source.export.by_topic import exports_of, run_exports
 from kts_source.export.follow import follow
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
-from kts_source.export.settings import ExportArguments, export_settings
 from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
+    from kts_source.export.by_topic import TableExport
     from kts_source.export.progress import Progress
     from kts_source.export.report import BackfillReport
+    from kts_source.export.settings import ExportArguments
     from kts_source.export.task import ExportJob, RunnableTask
     from kts_source.export.task_writer import ExportExecutor
     from kts_source.options import Options
@@ -34,6 +38,7 @@ def backfill(
     source: Options,
     target: str | os.PathLike[str],
     progress: bool = True,
+    topic_options: Mapping[str, Options] = MappingProxyType({}),
     **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:
     """Writes the records of topics to a table; a later run, also after a kill, adds only the rest.
@@ -41,8 +46,9 @@ def backfill(
     Args:
         spark: Session that runs the tasks; `None` for local processes.
         source: Options of `spark.read.format("tiered-kafka")`.
-        target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
+        target: A folder, `s3://…`, or Iceberg's `namespace.table`. `{topic}`: a table per topic.
         progress: True to show the progress on stderr. Ignored with `follow`.
+        topic_options: With `{topic}`: by topic, options such as `value.format`.
         table_format: `parquet` (default), `delta` or `iceberg`.
         partition_by: Columns, fields, or times: `hour(timestamp)`, `date(timestamp, Asia/Tokyo)`.
         transform: A picklable, deterministic function from a record batch to a record batch or
@@ -56,7 +62,7 @@ def backfill(
         second_copy: True to write partitions that another export wrote into the same target.
         commit_bytes: Original bytes of segments after which a commit is made; default 64 GiB.
         target_options: `s3.*` options for the target; by default the options of the source.
-        catalog: Properties for PyIceberg's `load_catalog`.
+        catalog: Properties for PyIceberg's `load_catalog`; `name` is the catalog's name.
         dead_letters: Folder for rows that are rejected or cannot be decoded; without it, an error.
         max_rejected: Maximum share of rejected rows in a commit; default `1%`. `100%` accepts all;
             otherwise a run also fails if all rows of a partition are rejected.
@@ -69,9 +75,9 @@ def backfill(
         follow: True to repeat the export until SIGTERM or SIGINT, with a JSON log line per round.
         interval: With `follow`, time between rounds; default `60s`.
         round_bytes: With `follow`, replaces `commit_bytes`; default 8 GiB.
-        schema_evolution: `add` adds new fields to the table, and writes null for missing fields.
-            With `none` (default), both cases are errors.
-        on_new_fields: `warn` (default) about fields that the schema lacks, or `fail`.
+        schema_evolution: `add` adds new fields to the table, and writes null for missing fields;
+            by default, both are errors.
+        on_new_fields: `warn` (default) about fields that the schema lacks, `fail`, or `add` them.
         text_partitions: `checked` (default) rejects partition texts that look like another type.
         verify: True to first compare the rows of the table with the row counts of its commits.
         dry_run: True to only report what a run would write, with a sample of rejected rows.
@@ -80,13 +86,16 @@ def backfill(
         InvalidOptionError: Arguments or options contradict each other or the table.
         ExportError: Offsets have gaps or overlap, or the table has other settings or writers.
         TieredKafkaError: The source cannot be read.
-        TypeError: An argument is unknown.
     """
-    settings = export_settings(target, source=source, **arguments)
-    if settings.following is not None:
-        return follow(source, settings, _executor(spark, NO_PROGRESS))
+    exports = exports_of(source, target, topic_options, **arguments)
+    if exports[0].settings.following is not None:
+        return follow(source, exports[0].settings, _executor(spark, NO_PROGRESS))
     shown = default_progress() if progress else NO_PROGRESS
-    return export(source, settings, _executor(spark, shown), progress=shown)
+    return run_exports(target, exports, partial(_export, _executor(spark, shown), shown))
+
+
+def _export(executor: ExportExecutor, progress: Progress, planned: TableExport) -> BackfillReport:
+    return export(planned.source, planned.settings, executor, progress=progress)
 
 
 def _executor(spark: SparkSession | None, progress: Progress) -> ExportExecutor:

@@ -34,8 +34,10 @@ from kts_source.spark.data_source_api import (
     without_replacement_warning,
 )
 from kts_source.spark.worker import (
+    call,
     end_task,
     explained_imports,
+    explained_memory,
     forget_archive_finders,
     load,
 )
@@ -217,6 +219,17 @@ def _completed_tasks(context: SparkContext, group: str) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
+def restored_reader(job: bytes) -> ExportReader:
+    """Returns a reader with a pickled job and without tasks.
+
+    Raises:
+        ModuleNotFoundError: See `load`.
+        WorkerMemoryError: See `explained_memory`.
+    """
+    with noted_errors(), explained_memory(), explained_imports():
+        return ExportReader((), pickle.loads(job))
+
+
 class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
     """A reader whose partitions are tasks. Reading a partition runs its task.
 
@@ -229,7 +242,9 @@ class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
         self._job = job
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ExportReader, ((), self._job)
+        # Bytes, so that errors while the worker imports the classes of the job are explained.
+        content: bytes = cloudpickle.dumps(self._job)  # type: ignore[no-untyped-call]
+        return call, (__name__, restored_reader.__name__, content)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Returns one partition for each task. Partitions contain no credentials and no keys."""
@@ -247,7 +262,7 @@ class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
         if task is None or self._job is None:
             return
         try:
-            with explained_imports(), noted_errors():
+            with noted_errors(), explained_memory(), explained_imports():
                 report = task.run(self._job)
         finally:
             end_task()

@@ -28,6 +28,7 @@ from kts_source.spark.data_source_api import (
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
+    explained_memory,
     forget_archive_finders,
     garbage_collection_paused,
 )
@@ -62,16 +63,17 @@ def task_rows(
         return
     let_spark_collect_log_lines()
     try:
-        with explained_imports(), garbage_collection_paused():
-            from kts_source.read.read_task import run_task
+        with explained_memory():
+            with explained_imports(), garbage_collection_paused():
+                from kts_source.read.read_task import run_task
 
-            rows = run_task(task, options, _task_place(scan))
-            first = next(rows, None)
-        with closing(rows):
-            if first is not None:
-                yield first
-                del first
-                yield from rows
+                rows = run_task(task, options, _task_place(scan))
+                first = next(rows, None)
+            with closing(rows):
+                if first is not None:
+                    yield first
+                    del first
+                    yield from rows
     finally:
         end_task()
 
@@ -151,10 +153,11 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=UnpickledByLoad):
         """
         let_spark_collect_log_lines()
         log_to_driver()
-        with explained_imports():
-            from kts_source.planning.planner import plan_scan
+        with explained_memory():
+            with explained_imports():
+                from kts_source.planning.planner import plan_scan
 
-        plan = plan_scan(self._options)
+            plan = plan_scan(self._options)
         log.info(
             "scan %s: planned %d tasks over %d partitions, %d bytes of segments: %s",
             self._scan,
@@ -285,7 +288,7 @@ class TieredKafkaStreamReader(
     @property
     def _stream(self) -> TierStream:
         if self._opened is None:
-            with explained_imports():
+            with explained_memory(), explained_imports():
                 from kts_source.streaming.tier_stream import TierStream
 
             self._opened = TierStream(self._options)

@@ -1,5 +1,5 @@
-"""Defines functions that run in Spark's Python workers. They explain errors about missing packages,
-and reduce the work between tasks.
+"""Defines functions that run in Spark's Python workers. They explain errors about missing packages
+and missing memory, and reduce the work between tasks.
 
 Workers run the interpreter that `PYSPARK_PYTHON` names, by default `python3`. If this package is
 not installed there, unpickling its classes would raise a `ModuleNotFoundError` that does not name
@@ -14,6 +14,7 @@ started. `KTS_TUNING=off` (`docs/tuning.md`) disables them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -39,8 +40,13 @@ def load(module: str, name: str) -> Any:  # noqa: ANN401  # any attribute
         ModuleNotFoundError: This package or one of its dependencies is not installed. The message
             names the interpreter and the environment variable to set.
     """
-    with explained_imports():
+    with explained_memory(), explained_imports():
         return getattr(importlib.import_module(module), name)
+
+
+def call(module: str, name: str, *arguments: object) -> Any:  # noqa: ANN401  # any result
+    """Calls a function of this package, like `load` also in workers without this package."""
+    return load(module, name)(*arguments)
 
 
 @contextmanager
@@ -63,6 +69,73 @@ def explained_imports() -> Iterator[None]:
             " cluster) before the Spark session starts",
             name=error.name,
         ) from error
+
+
+_NEEDED_MIB: Final = 3072
+"""Address space that a task with the default `prefetchBytes` needs; see `docs/operations.md`."""
+_NO_MEMORY: Final = "failed to map segment", "cannot allocate memory", "can't start new thread"
+
+
+@contextmanager
+def explained_memory() -> Iterator[None]:
+    """Replaces errors that the `with` block raises because of a limit of the address space.
+
+    Spark limits the address space of a worker to `spark.executor.pyspark.memory`. Shared libraries
+    and stacks of threads count, too, so the first failure is often an import.
+
+    Raises:
+        WorkerMemoryError: The limit is too low. The message names the setting and a value.
+    """
+    try:
+        yield
+    except Exception as error:
+        limit = _address_space_mib()
+        if limit is None or not _is_out_of_memory(error):
+            raise
+        from kts_source.errors import WorkerMemoryError
+
+        setting, advice = _memory_setting()
+        raise WorkerMemoryError(
+            f"a Python worker of Spark cannot allocate memory ({type(error).__name__}: {error}):"
+            f" {setting} limits its address space to {limit} MiB, and libraries alone need about"
+            f" 1 GiB. {advice}"
+        ) from error
+
+
+def _address_space_mib() -> int | None:
+    """Returns the limit of the address space of this process; `None` if it is unlimited."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit >> 20
+
+
+def _memory_setting() -> tuple[str, str]:
+    """Returns the name of what limits this process, and advice."""
+    if "PYSPARK_PLANNER_MEMORY_MB" in os.environ:
+        name = "spark.sql.planner.pythonExecution.memory"
+        return name, f"Set {name} to at least {_NEEDED_MIB}m, or leave it unset"
+    if "PYSPARK_EXECUTOR_MEMORY_MB" in os.environ:
+        name = "spark.executor.pyspark.memory"
+        return name, (
+            f"Set {name} to at least {_NEEDED_MIB}m per core of the executor, or leave it unset and"
+            " set spark.executor.memoryOverhead to at least 512m per core"
+        )
+    return "`ulimit -v`", f"Raise it to at least {_NEEDED_MIB} MiB"
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Returns whether an error or one of its causes reports a failed allocation."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        text = str(error).lower()
+        if any(phrase in text for phrase in _NO_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -50,6 +51,7 @@ from kts_source.streaming.offsets import (
     TopicPosition,
     batch_ranges,
 )
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +68,11 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _ATTEMPTS: Final = 3
+_SMALL_SHARE: Final = 100
+_GOOD_SHARE: Final = 1000
+"""Offsets of a partition in a micro-batch: below the first its fixed cost dominates."""
+_MANY_BATCHES: Final = 100
+"""Number of pending micro-batches from which small ones are worth a warning."""
 """Maximum number of attempts to take a snapshot if leaders change in the meantime."""
 
 
@@ -326,6 +333,7 @@ class TierStream:
         self._lag: tuple[Look, StreamPosition, dict[str, Any]] | None = None
         self._nothing_new: tuple[Look, StreamPosition] | None = None
         self._has_failed = False
+        self._has_small_batches = False
         self._waiting_for: str | None = None
         self._looked_at_ms = 0
         self._is_stale = False
@@ -514,6 +522,8 @@ class TierStream:
             for each in pending
             if each.look is not None
         }
+        if limited:
+            self._note_small_batches(pending)
         ends = admit(segments, self._limits() if limited else NO_LIMITS)
         end = next_position(position, pending, ends)
         if end is not position and _complete(looks) == complete:
@@ -558,6 +568,24 @@ class TierStream:
     def _limits(self) -> BatchLimits:
         settings = self._options.stream
         return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
+
+    def _note_small_batches(self, pending: Sequence[PendingPartition]) -> None:
+        """Warns once if `maxOffsetsPerTrigger` makes many micro-batches of few rows."""
+        limit = self._options.stream.max_offsets
+        unread = [each.stop - each.start for each in pending if each.stop > each.start]
+        if limit is None or limit >= _SMALL_SHARE * len(unread) or self._has_small_batches:
+            return
+        batches = math.ceil(sum(unread) / limit)
+        if batches < _MANY_BATCHES:
+            return
+        self._has_small_batches = True
+        places = some(f"{each.partition.topic}-{each.partition.partition}" for each in pending)
+        log.warning(
+            "option maxOffsetsPerTrigger=%d splits %d unread offsets of %s into about %d"
+            " micro-batches, and each has a fixed cost of about a second. Set the option to at"
+            " least %d",
+            *(limit, sum(unread), places, batches, _GOOD_SHARE * len(unread)),
+        )
 
     def _must_wait(self, pending: Sequence[PendingPartition]) -> bool:
         """Returns whether the stream must wait for more offsets: there are fewer than

@@ -51,12 +51,10 @@ def blocks(page: Path) -> tuple[Block, ...]:
     """
     result: list[Block] = []
     language, lines, first = None, list[str](), 0
-    is_directive = False  # of mkdocstrings, with indented options
     for number, line in enumerate(page.read_text().splitlines(), 1):
         fence = _FENCE.fullmatch(line)
         if fence is None:
-            is_directive = line.startswith(":::") or (is_directive and bool(line.strip()))
-            if language is None and not is_directive and line.startswith(("    ", "\t")):
+            if language is None and line.startswith(("    ", "\t")):
                 raise ValueError(f"{page.name}:{number}: put indented code between ``` fences")
             lines.append(line)
         elif not line.startswith("```") or fence["marks"] != "```":

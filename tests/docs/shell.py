@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     import pytest
 
 
-def run_shell(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the shell commands in `text` line by line, with `folder` as the current folder.
+def run_shell(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs the shell commands in `text` line by line, with `folder` as the current folder. Returns
+    the output of `kts`.
 
     Raises:
         AssertionError: A command failed or is unknown.
     """
-    for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words:
-            _run(words, folder, monkeypatch)
+    lines = text.replace("\\\n", " ").splitlines()
+    commands = (shlex.split(line, comments=True) for line in lines)
+    return "".join(_run(words, folder, monkeypatch) for words in commands if words)
 
 
-def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     command, *arguments = words
     if command == "export":
         for pair in arguments:
@@ -50,8 +50,9 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with contextlib.redirect_stdout(output):
             code = kts(arguments)
         assert code == 0, f"{shlex.join(words)} returned {code}: {_text(output)}"
-        if target is not None:
-            target.write_text(_text(output))
+        if target is None:
+            return _text(output)
+        target.write_text(_text(output))
     elif command == "pip":
         _check_pip(arguments)
     elif command == "make":
@@ -63,6 +64,7 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert arguments[0].endswith("/bin/activate"), words
     else:
         raise AssertionError(f"an example runs {command!r}; add this command to {__name__}")
+    return ""
 
 
 def _text(output: io.TextIOWrapper[io.BytesIO]) -> str:

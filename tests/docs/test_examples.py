@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.s3 import S3Server
 
+WITH_OUTPUT = ("operations.md",)
+"""Pages whose `text` blocks after shell commands are the output of these commands."""
 BUCKETS = ("bucket", "mirror", "lake")
 
 
@@ -85,15 +88,29 @@ def run(
 
     def run_page(page: Path, names: dict[str, Any]) -> None:
         namespace = {"__name__": "__main__", **names}
+        output = ""
         for block in blocks(page):
             if block.language == PYTHON:
                 _run_python(page, block, namespace)
             elif block.language in EXECUTED:
-                run_shell(block.text, tmp_path, monkeypatch)
+                output = run_shell(block.text, tmp_path, monkeypatch)
+                continue
+            elif output and page.name in WITH_OUTPUT:
+                _check_output(page, block, output)
+            output = ""
         for check in CHECKS.get(page.name, ()):
             assert eval(check, namespace), f"{page.name}: {check}"
 
     return run_page
+
+
+def _check_output(page: Path, block: Block, output: str) -> None:
+    """Compares the output of shell commands with the text block after them. `…` stands for any
+    text.
+    """
+    expected, actual = (" ".join(text.split()) for text in (block.text, output))
+    pattern = re.escape(expected).replace("…", ".*?")
+    assert re.fullmatch(pattern, actual), f"{page.name}:{block.line}: the output is {output}"
 
 
 def _run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:

@@ -5,11 +5,12 @@ The docs must name every error class, flag and public name. Link anchors must ma
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
 import tomllib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, is_typeddict
 
 import pytest
 
@@ -17,8 +18,10 @@ import kts_source
 import segment_format
 from kts_source.cli.app import all_commands
 from kts_source.errors import TieredKafkaError
+from kts_source.export.settings import ExportArguments
 from segment_format.errors import SegmentFormatError
 from tests.docs.fences import PAGES, ROOT
+from tools.api_pages import names_of
 from tools.update_docs import own_flags
 
 if TYPE_CHECKING:
@@ -102,10 +105,40 @@ def test_cli_page_contains_every_flag(name: str) -> None:
 
 @pytest.mark.parametrize("package", [kts_source, segment_format])
 def test_api_pages_contain_every_public_name(package: ModuleType) -> None:
-    texts = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
-    shown = re.findall(r"^::: ([\w.]+)$", texts, re.MULTILINE)
+    shown = [name for page in (DOCS / "api").glob("*.md") for name in names_of(page)]
     assert len(shown) == len(set(shown))
     assert {f"{package.__name__}.{name}" for name in package.__all__} <= set(shown)
+
+
+def _described_names(section: str) -> set[str]:
+    return {name.lstrip("*") for name in re.findall(r"^\| `([*\w]+)` \|", section, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.name)
+def test_api_page_describes_every_argument_and_field(page: Path) -> None:
+    text = page.read_text()
+    assert not re.search(r"^#+ .*__\w+__`$", text, re.MULTILINE)
+    for name in names_of(page):
+        module, _, attribute = name.rpartition(".")
+        value = getattr(importlib.import_module(module), attribute)
+        section = text.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0]
+        described = _described_names(section)
+        if is_typeddict(value) or getattr(value, "_is_protocol", False):
+            wanted = set(value.__annotations__)
+        elif dataclasses.is_dataclass(value):
+            wanted = {each.name for each in dataclasses.fields(value) if each.name[0] != "_"}
+        else:
+            parameters = inspect.signature(value).parameters.values()
+            wanted = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+        assert wanted <= described, name
+
+
+def test_api_page_of_exports_gives_a_meaning_for_every_argument_of_backfill() -> None:
+    section = _page("api/exports.md").partition("<!-- kts_source.backfill:end -->")[0]
+    assert ExportArguments.__annotations__.keys() <= _described_names(section)
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert all(re.search(r"\| [^|]*\w[^|]* \|$", row.replace("\\|", "")) for row in rows)
+    assert "| `progress` | `bool` | `True` | True to show the progress on stderr." in section
 
 
 @pytest.mark.parametrize(
@@ -135,6 +168,15 @@ def test_api_pages_contain_every_public_name(package: ModuleType) -> None:
         ("100 B records, all columns |", "../README.md", "{} million records of 100 bytes"),
         (f"{PEER}, data in the tier, 100 B, all columns", "../README.md", "{:.0f} times as fast"),
         (f"{CPU}, 100 B, all columns", "../README.md", "{:.1f} of the processor time"),
+        *(
+            (f"task's process, {size} B records, prefetchBytes={mib}m: peak memory |", page, cell)
+            for mib in (8, 32, 128)
+            for size, page, cell in (
+                (100, "operations.md", f"| `{mib}m`{' (default)' * (mib == 128)} | {{}} MiB |"),
+                (1000, "operations.md", "MiB | {} MiB |"),
+            )
+        ),
+        ("export, 1000 B records, codec none: peak memory", "operations.md", "reaches {} MiB"),
     ],
 )
 def test_documented_speeds_match_benchmark_results(row: str, page: str, text: str) -> None:
@@ -168,8 +210,8 @@ def test_pages_load_nothing_from_other_servers() -> None:
 def test_link_anchors_match_headings(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w.-]+)\)", page.read_text()):
         other = (page.parent / target).read_text() if target else page.read_text()
-        headings = re.findall(r"^(?:#+|:::) (.+)$", other, re.MULTILINE)
-        slugs = set(headings) | {
+        headings = re.findall(r"^#+ (.+)$", other, re.MULTILINE)
+        slugs = set(re.findall(r'<a id="([\w.]+)">', other)) | {
             re.sub(r"[^\w\s-]", "", text).strip().lower().replace(" ", "-") for text in headings
         }
         assert anchor in slugs, f"{page.name}: {target}#{anchor}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.texts import MAX_ROWS, Table
+from kts_source.texts import MAX_ROWS, Table, one_line
 from tests.golden_data import tier_options
 
 if TYPE_CHECKING:
@@ -25,6 +25,15 @@ def shown(value: object) -> list[str]:
     assert repr(value) == str(value)
     assert "of-a-key" not in str(value)
     return str(value).splitlines()
+
+
+def test_long_text_is_cut_after_a_word_and_says_how_much_is_missing() -> None:
+    text = "word " * 100
+    shown_text, _, rest = one_line(text).partition(" … ")
+    assert set(shown_text.split(" ")) == {"word"}
+    assert rest == f"({len(text) - len(shown_text):,} more characters)"
+    assert one_line("a\nb  c") == "a b c"
+    assert len(one_line("x" * 5_000_000)) < 400
 
 
 def check_aligned(lines: list[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import kts_source
 from tests.golden_data import TOPICS, tier_options
 from tests.kts_source.auditing.damaged_tier import NOW_MS
+from tests.quick import only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("spark")
 
 
+@pytest.mark.parametrize("topics", only(1, [("txn", "encrypted"), TOPICS]))
 def test_audit_in_spark_returns_the_same_report_as_in_one_process(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, topics: tuple[str, ...]
 ) -> None:
-    options = tier_options(TOPICS)
+    options = tier_options(topics)
     expected = kts_source.audit(options, level="bytes", now_ms=NOW_MS)
     state = tmp_path / "state"
     read: list[int] = []

@@ -67,6 +67,16 @@ def test_spark_reads_exported_parquet(spark: SparkSession, tmp_path: Path) -> No
         assert_same_rows(rows, expected)
 
 
+def test_topics_have_tables_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+    topics = ("epochs", "txn")
+    report = backfill(
+        spark, source=tier_options(topics), target=tmp_path / "{topic}", progress=False
+    )
+    for topic, table in zip(topics, report.tables, strict=True):
+        expected = expected_table(topic, "read_committed").num_rows
+        assert table.rows == spark.read.parquet(str(tmp_path / topic)).count() == expected
+
+
 def test_transform_can_be_a_local_function(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     max_rows = 3
@@ -99,6 +109,7 @@ def test_failing_transform_raises_and_commits_nothing(spark: SparkSession, tmp_p
     assert not list((tmp_path / "table" / "_kts" / "commits").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_backfill_exports_decoded_values(spark: SparkSession, tmp_path: Path) -> None:
     values: list[bytes | None] = [avro(number) for number in range(30)]
     values[4] = None

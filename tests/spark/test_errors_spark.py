@@ -49,9 +49,13 @@ def test_invalid_options_raise_at_load(
     ("schema", "message"),
     [
         ("ofset bigint", "did you mean 'offset'"),
-        ("offset int", "'offset' has type bigint, but the schema has type int"),
-        ("offset bigint, nosuch binary", "nosuch"),
-        ("value binary not null", "NOT NULL"),
+        pytest.param(
+            "offset int",
+            "'offset' has type bigint, but the schema has type int",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("offset bigint, nosuch binary", "nosuch", marks=pytest.mark.slow),
+        pytest.param("value binary not null", "NOT NULL", marks=pytest.mark.slow),
     ],
 )
 def test_invalid_schema_raises_analysis_exception(

@@ -14,6 +14,7 @@ from tests.kts_source.export.tables.test_folder_readers import (
     TEXTS,
     export,
 )
+from tests.quick import only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,7 @@ def countries(spark: SparkSession, folder: str) -> list[Any]:
     return [country for (country,) in rows]
 
 
+@pytest.mark.slow
 def test_spark_reads_text_partition_values_as_strings(spark: SparkSession, tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS[:6]):
         lake = export(tmp_path / str(number), [text])
@@ -38,7 +40,7 @@ def test_spark_reads_text_partition_values_as_strings(spark: SparkSession, tmp_p
     assert countries(spark, lake.target) == [*TEXTS, None]
 
 
-@pytest.mark.parametrize("text", SPARK_NUMBERS)
+@pytest.mark.parametrize("text", only(1, SPARK_NUMBERS))
 def test_partition_text_that_only_spark_infers_as_number_is_refused(
     spark: SparkSession, tmp_path: Path, text: str
 ) -> None:

@@ -42,7 +42,7 @@ def rows(frame: DataFrame) -> pa.Table:
 
 
 @pytest.mark.parametrize("isolation_level", only(1, ISOLATION_LEVELS))
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("topic", only(4, TOPICS))
 def test_scan_of_topic_returns_expected_rows(
     registered: SparkSession, topic: str, isolation_level: IsolationLevel
 ) -> None:

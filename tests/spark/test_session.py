@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kts_source import register
@@ -66,6 +67,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_register_logs_no_warning_about_the_data_source() -> None:
     program = _REGISTER_TWICE.format(options=tier_options("epochs"))
     done = subprocess.run(

@@ -114,6 +114,7 @@ def test_batch_scan_continues_at_end_offsets_of_stream(
     assert_same_rows(together, expected_table("txn", "read_committed"))
 
 
+@pytest.mark.slow
 def test_restarted_stream_continues_while_tier_grows(
     registered: SparkSession, tmp_path: Path, checkpoint: Path
 ) -> None:

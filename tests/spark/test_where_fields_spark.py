@@ -184,6 +184,7 @@ def matches(condition: str) -> Column:
     return f.coalesce(f.expr(f"({condition.replace('offset', '`offset`')})"), f.lit(False))
 
 
+@pytest.mark.slow
 def test_where_on_fields_keeps_the_same_rows_as_spark(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"

@@ -77,6 +77,7 @@ def expected_of_all(level: IsolationLevel) -> pa.Table:
             "read_uncommitted",
             {"targetPartitionBytes": "200k", "maxSegmentsPerTask": "3"},
             id="many-tasks",
+            marks=pytest.mark.slow,
         ),
     ],
 )

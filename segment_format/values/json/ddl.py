@@ -341,8 +341,7 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         ValueError: The samples conflict, no sample has a value from which a type can be inferred,
             or they have more than 5,000 fields or 100 levels.
     """
-    root = _SampleValues("")
-    fields = [0]
+    inference = TypeInference()
     reason = "there is no sample"
     for sample in samples:
         if sample is None:
@@ -352,12 +351,29 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         except _BadSampleError as error:
             reason = f"no sample is valid JSON: {error}"
             continue
-        _add_value(root, value, fields, 0)
+        inference.add(value)
         reason = "all samples are null or empty"
-    kind = _inferred_type(root)
+    kind = inference.type
     if kind is None:
         raise ValueError(f"no type can be inferred: {reason}")
     return kind
+
+
+class TypeInference:
+    """Infers the common type of parsed JSON values that are added one by one; see `infer`."""
+
+    def __init__(self) -> None:
+        self._root = _SampleValues("")
+        self._fields = [0]
+
+    def add(self, value: object) -> None:
+        """Adds a value. Raises ValueError if it conflicts with earlier values."""
+        _add_value(self._root, value, self._fields, 0)
+
+    @property
+    def type(self) -> pa.DataType | None:
+        """The common type. `None` if all values are null or empty."""
+        return _inferred_type(self._root)
 
 
 def _parsed(sample: bytes) -> Any:  # noqa: ANN401

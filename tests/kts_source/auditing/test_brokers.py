@@ -60,12 +60,14 @@ def world(cluster: FakeCluster) -> World:
     return World(cluster, five_segments())
 
 
-def run_audit(world: World, level: str = "bytes", now_ms: int = NOW_MS) -> AuditReport:
+def run_audit(
+    world: World, level: str = "bytes", now_ms: int = NOW_MS, timeout_ms: int = 5000
+) -> AuditReport:
     options = {
         "path": "/",
         "subscribe": "t",
         "kafka.bootstrap.servers": world.cluster.bootstrap,
-        "kafka.request.timeout.ms": "5000",
+        "kafka.request.timeout.ms": str(timeout_ms),
         "kafka.fetch.max.wait.ms": "10",
     }
     return kts_source.audit(options, level=level, store=MemoryStore(world.store), now_ms=now_ms)
@@ -403,8 +405,9 @@ def test_segments_of_replaced_branch_are_reported() -> None:
 
 
 def test_metadata_response_without_a_partition_raises_broker_unavailable_error(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kts_source.broker.cluster._INCOMPLETE_SECONDS", 0.5)
     world.write_metadata()
     _, partitions = world.cluster.topics["t"]
     partitions.append(FakePartition(partitions[0].log))
@@ -419,7 +422,7 @@ def test_metadata_response_without_a_partition_raises_broker_unavailable_error(
     world.cluster.fail(METADATA, Fault(edit=shorten), times=200)
 
     with pytest.raises(BrokerUnavailableError, match=r"1 partitions of .* at least 2"):
-        run_audit(world)
+        run_audit(world, timeout_ms=1500)
 
 
 def with_higher_start(log_start: int) -> BuiltLog:

@@ -29,6 +29,7 @@ from tests.kts_source.auditing.damaged_tier import (
     healthy_segments,
 )
 from tests.kts_source.auditing.test_state import CountingStore, write_store
+from tests.quick import only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -313,7 +314,9 @@ def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
     return saved_reads
 
 
+@pytest.mark.parametrize("seeds", only(1, [range(5), range(5, 15)]))
 def test_audits_of_randomly_changed_tiers_have_equal_reports_with_and_without_state(
-    tmp_path: Path,
+    tmp_path: Path, seeds: range
 ) -> None:
-    assert sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in range(15)) > 500
+    saved = sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in seeds)
+    assert saved > 33 * len(seeds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import multiprocessing
 import multiprocessing.synchronize
 import os
@@ -41,7 +42,10 @@ def test_entries_are_readable_by_another_cache_instance(tmp_path: Path) -> None:
     assert (counters.hits, counters.misses, counters.bytes_served) == (1, 1, 5)
 
 
-def test_truncated_or_damaged_cache_entry_is_a_miss(tmp_path: Path) -> None:
+def test_truncated_or_damaged_cache_entry_is_a_miss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kts_source")
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("name", b"0123456789")
     (path,) = entries(tmp_path)
@@ -58,6 +62,7 @@ def test_truncated_or_damaged_cache_entry_is_a_miss(tmp_path: Path) -> None:
         assert not path.exists()
     path.write_bytes(content)
     assert cache.get("name") == b"0123456789"
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 def test_cache_entry_with_bytes_of_another_entry_is_a_miss(tmp_path: Path) -> None:

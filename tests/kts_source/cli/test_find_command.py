@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +14,8 @@ from kts_source.cli.app import main
 from kts_source.cli.find_command import read_keys
 from kts_source.errors import InvalidOptionError
 from segment_format.testing import LogBuilder, SimpleRecord
-from tests.kts_source.auditing.damaged_tier import write_tier
+from tests.kts_source.auditing.damaged_tier import BASES, healthy_segments, write_tier
+from tests.kts_source.read.typed_tier import avro, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,3 +177,86 @@ def test_find_refuses_key_file_with_ambiguous_content(
     file.write_bytes(data)
     with pytest.raises(InvalidOptionError):
         read_keys(str(file), form)
+
+
+def write_formats(folder: Path) -> list[str]:
+    """Writes a topic of JSON with a malformed value at offset 7, and a topic of Avro. All records
+    have key k. Returns the arguments of a search that decodes JSON.
+    """
+    json_values: list[bytes | None] = [b'{"a":%d}' % n for n in range(10)]
+    json_values[7] = b'{"a":'
+    topics: dict[str, list[bytes | None]] = {
+        "avro": [avro(n) for n in range(4)],
+        "json": json_values,
+    }
+    for number, (topic, values) in enumerate(topics.items(), 1):
+        write(folder, [values], topic, uuid.UUID(int=number))
+    return [str(folder), "avro,json", "-o", "cache=false", "--value-format", "json"]
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, object]], str]:
+    out, err = capsys.readouterr()
+    return [json.loads(line) for line in out.splitlines()], err
+
+
+def test_find_prints_stored_bytes_of_values_that_cannot_be_decoded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = write_formats(tmp_path / "tier")
+    keys = ["--key", "k7", "--key", "k3"]
+    assert main(["find", *arguments, "--value-schema", "a int", *keys]) == 0
+    (of_avro, third, seventh), err = lines_of(capsys)
+    assert "value" not in of_avro
+    assert of_avro["valueBase64"] == base64.b64encode(avro(3)).decode()
+    assert str(of_avro["valueError"]).strip()
+    assert (third["value"], "valueError" in third, "valueRaw" in third) == ({"a": 3}, False, False)
+    assert (seventh["offset"], seventh["value"]) == (7, '{"a":')
+    assert seventh["valueError"] is not None
+    assert "NOT SEARCHED" not in err
+
+
+def test_find_by_field_names_only_the_records_that_cannot_be_decoded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [*write_formats(tmp_path / "tier"), "--value-schema", "a int"]
+    proof = tmp_path / "proof.json"
+    command = ["find", *arguments, "--where", "value.a >= 6", "--certificate", str(proof)]
+    assert main(command) == 3
+    found, err = lines_of(capsys)
+    assert [record["offset"] for record in found] == [6, 8, 9]
+    lines = [line for line in err.splitlines() if line.startswith("NOT SEARCHED")]
+    assert [line.partition(": offset")[0].partition(";")[0] for line in lines] == [
+        "NOT SEARCHED: avro-0, offsets [0, 4): 4 records cannot be decoded",
+        "NOT SEARCHED: json-0, offsets [7, 8): a record cannot be decoded",
+    ]
+    assert "rows cannot be decoded" not in err
+    certificate = json.loads(proof.read_text())
+    unread = [entry for each in certificate["partitions"] for entry in each["unread"]]
+    assert [(entry["start"], entry["stop"]) for entry in unread] == [(0, 4), (7, 8)]
+    assert "offset 7: value: " in unread[1]["reason"]
+
+
+def test_find_reports_a_missing_segment_once_and_in_full(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tier = write_tier(tmp_path / "tier", healthy_segments())
+    tier.lose(1, "log")
+    proof = tmp_path / "proof.json"
+    code, offsets, err = run(capsys, str(tier.root), "--no-key", "--certificate", str(proof))
+    assert code == 3
+    assert offsets
+    assert err.count(f"[{BASES[1]}, {BASES[2]})") == 1
+    assert err.count(f"{BASES[1]:020d}") == 2  # its manifest and its indexes
+    assert "…" not in err
+    assert json.loads(proof.read_text())["faults"] == []
+
+
+def test_find_prints_binary_values_as_base64_even_if_they_are_utf8(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    values: list[bytes | None] = [b"\0\0\0\0\1abc", b"text\twith\r\nlines", "é".encode()]
+    options = write(tmp_path / "tier", [values])
+    assert main(["find", options["path"], "-o", "cache=false", "--where", "offset >= 0"]) == 0
+    found, _ = lines_of(capsys)
+    assert [record.get("value") for record in found] == [None, "text\twith\r\nlines", "é"]
+    assert found[0]["valueBase64"] == "AAAAAAFhYmM="

@@ -29,6 +29,7 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[ScanTask]:
     return tasks
 
 
-@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("level", only(1, ISOLATION_LEVELS))
 @pytest.mark.parametrize("topic", TOPICS)
 def test_adapters_return_all_rows(topic: str, level: IsolationLevel) -> None:
     expected = expected_table(topic, level)
@@ -111,7 +112,7 @@ POLARS: dict[str, tuple[Callable[[], pl.Expr], str]] = {
 }
 
 
-@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("level", only(1, ISOLATION_LEVELS))
 @pytest.mark.parametrize("name", POLARS)
 def test_pushed_conditions_return_the_same_rows_as_filters_in_memory(
     name: str, level: IsolationLevel

@@ -36,6 +36,7 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,7 @@ def positions(table: pa.Table) -> list[tuple[str, int, int]]:
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("level", only(1, ISOLATION_LEVELS))
 @pytest.mark.parametrize("topic", TOPICS)
 def test_scan_returns_all_rows(topic: str, level: IsolationLevel) -> None:
     scan = create_scan(topic, isolationLevel=level, targetPartitionBytes="64k")

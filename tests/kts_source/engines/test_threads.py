@@ -24,6 +24,7 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
+from tests.quick import only
 
 if TYPE_CHECKING:
     from tests.s3 import S3Server
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 OURS = (str(ROOT / "kts_source"), str(ROOT / "segment_format"))
 READERS = 8
-SECONDS = 6
 
 
 class LockOrders:
@@ -195,18 +195,19 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.s3
+@pytest.mark.parametrize("seconds", only(1, [2, 6]))
 def test_concurrent_readers_acquire_locks_in_consistent_order(
-    orders: LockOrders, s3_server: S3Server, tmp_path: Path
+    orders: LockOrders, s3_server: S3Server, tmp_path: Path, seconds: int
 ) -> None:
     cached = {"cacheDir": str(tmp_path / "cache"), "chunkCacheBytes": "50m"}
     remote = {"path": f"s3://{s3_server.upload(TIER)}", **s3_server.options}
     locations = [{}, {}, remote, {**remote, **cached}, cached]
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     readers = [Reader(number, deadline, locations) for number in range(READERS)]
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(SECONDS + 60)
+        reader.join(seconds + 60)
         assert not reader.is_alive(), "a reader hangs"
         if reader.error is not None:
             raise reader.error

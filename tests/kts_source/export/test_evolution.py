@@ -20,7 +20,7 @@ import kts_source
 from kts_source.errors import SchemaChangedError
 from kts_source.export.row_schema import conform_rows, lacks_fields, unite_schemas
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, avro, row, write
+from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, row, write, write_two_schemas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,19 +32,7 @@ NEW_FIELDS = [field["name"] for field in SCHEMA["fields"][4:]]
 
 @pytest.fixture
 def topic(tmp_path: Path) -> dict[str, str]:
-    """Writes ten values with an earlier schema, then ten with a later one. Returns the options to
-    read them.
-    """
-    registry = tmp_path / "schemas"
-    registry.mkdir()
-    for number, schema in enumerate((OLD, SCHEMA), 1):
-        (registry / f"{number}.avsc").write_text(json.dumps(schema))
-    values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
-    values += [b"\0\0\0\0\2" + avro(number) for number in range(10, 20)]
-    return write(tmp_path / "tier", [values]) | {
-        "value.format": "avro-confluent",
-        "value.schema-registry.url": str(registry),
-    }
+    return write_two_schemas(tmp_path)
 
 
 def of_schema(topic: dict[str, str], schema: dict[str, Any], stop: int = 20) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tests that fields of values which the schema lacks are reported once, or fail the export."""
+"""Tests that fields which the schema of values lacks are reported, refused or added."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from kts_source.errors import SchemaChangedError
-from tests.kts_source.export.exporting import Lake
-from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, avro, write
+from kts_source.errors import InvalidOptionError, InvalidValueError, SchemaChangedError
+from kts_source.export.new_fields import _new_json_fields, may_have_new_fields
+from kts_source.export.task import TaskReport
+from segment_format.values.json.ddl import parse_ddl
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, row, write, write_two_schemas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,18 +29,7 @@ TYPES = (
 
 @pytest.fixture
 def avro_topic(tmp_path: Path) -> dict[str, str]:
-    """Writes ten values with an earlier schema, then ten with a later one."""
-    registry = tmp_path / "schemas"
-    registry.mkdir()
-    for number, schema in enumerate((OLD, SCHEMA), 1):
-        (registry / f"{number}.avsc").write_text(json.dumps(schema))
-    values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
-    values += [b"\0\0\0\0\2" + avro(number) for number in range(10, 20)]
-    return write(tmp_path / "tier", [values]) | {
-        "value.format": "avro-confluent",
-        "value.schema-registry.url": str(registry),
-        "value.schema": json.dumps(OLD),
-    }
+    return write_two_schemas(tmp_path) | {"value.schema": json.dumps(OLD)}
 
 
 def json_topic(folder: Path, values: list[Any], **options: str) -> dict[str, str]:
@@ -103,3 +98,190 @@ def test_field_excluded_by_value_columns_is_not_reported_as_new(tmp_path: Path) 
     options = {"value.columns": "id"}
     topic = json_topic(tmp_path / "tier", [{"id": 1, "at": {"day": 1}}], **options)
     assert Lake(tmp_path, "parquet").export(topic).new_fields == ()
+
+
+ADD: dict[str, Any] = {"on_new_fields": "add"}
+
+
+def values_of(lake: Lake) -> list[dict[str, Any]]:
+    """Returns the values of all rows, in the order of offsets."""
+    return list(lake.read().sort_by("offset")["value"].to_pylist())
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_new_json_fields_are_added_in_the_wave_that_finds_them(
+    table_format: str, tmp_path: Path
+) -> None:
+    values: list[Any] = [{"id": n, "at": {"day": n}, "more": {"k": {"x": n}}} for n in range(20)]
+    # A single row of a late segment has the fields, so a sample would miss them.
+    values[13] |= {"at": {"day": 13, "hour": 7}, "city": "Bern", "more": {"k": {"x": 13, "y": 2.5}}}
+    values[13]["list"] = [{"a": 1}]
+    lake = Lake(tmp_path, table_format)
+    report = lake.export(json_topic(tmp_path / "tier", values), **ADD)
+    assert (report.rows, report.rows_read, report.new_fields) == (20, 20, ())
+    assert report.added_fields == ("value.at.hour", "value.more.y", "value.city", "value.list")
+    rows = values_of(lake)
+    assert rows[13]["at"] == {"day": 13, "hour": 7}
+    assert (rows[13]["city"], rows[13]["list"]) == ("Bern", [{"a": 1}])
+    assert rows[13]["more"] == [("k", {"x": 13, "y": 2.5})]
+    assert [row["city"] for number, row in enumerate(rows) if number != 13] == [None] * 19
+    assert [row["id"] for row in rows] == list(range(20))
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_later_run_adds_fields_and_writes_those_of_the_table(
+    table_format: str, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    values: list[Any] = [{"id": n} for n in range(10)]
+    values += [{"id": n, "city": f"c{n}"} for n in range(10, 30)]
+    topic = json_topic(tmp_path / "tier", values)
+    ends = [topic | {"endingOffsets": json.dumps({TOPIC: {"0": stop}})} for stop in (10, 20)]
+    assert lake.export(ends[0], **ADD).added_fields == ()
+    assert lake.export(ends[1], **ADD).added_fields == ("value.city",)
+    assert lake.export(topic, **ADD).added_fields == ()
+    assert [row["city"] for row in values_of(lake)] == [None] * 10 + [
+        f"c{n}" for n in range(10, 30)
+    ]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_fields_of_a_new_writer_schema_are_added(
+    table_format: str, avro_topic: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    report = lake.export(avro_topic, **ADD)
+    assert (report.rows, list(report.added_fields), report.new_fields) == (20, ADDED, ())
+    rows = values_of(lake)
+    assert [{name: value[name] for name in row(0)} for value in rows[10:]] == [
+        row(number) for number in range(10, 20)
+    ]
+    assert [value["note"] for value in rows[:10]] == [None] * 10
+    assert [value["day"] is None for value in rows] == [True] * 10 + [False] * 10
+
+
+def test_files_without_the_new_fields_are_deleted(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    values = [{"id": n, "new": n} if n % 7 else {"id": "malformed"} for n in range(20)]
+    topic = json_topic(tmp_path / "tier", values)
+    letters = tmp_path / "letters"
+    report = lake.export(topic, **ADD, dead_letters=str(letters))
+    assert (report.rows, report.rejected) == (17, 3)
+    files = [path for path in (tmp_path / "table").rglob("*.parquet") if path.is_file()]
+    assert len(files) == report.files
+    assert len([path for path in letters.rglob("*") if path.is_file()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "message"),
+    [
+        (1, "text", r"value\.new is int64 in some records and string in others"),
+        ([1], ["text"], r"value\.new is int64 in some records and string in others"),
+    ],
+)
+def test_field_with_different_types_is_an_error_that_names_it(
+    first: object, other: object, message: str, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, "delta")
+    values = [{"id": n, "new": first if n < 10 else other} for n in range(20)]
+    with pytest.raises(SchemaChangedError, match=message):
+        lake.export(json_topic(tmp_path / "two", values), **ADD)
+    values = [{"id": n, "new": first if n % 2 else other} for n in range(10)]
+    with pytest.raises(SchemaChangedError, match=r"new is .*; specify a schema in option 'value"):
+        lake.export(json_topic(tmp_path / "one", values), **ADD)
+    assert lake.read().num_rows == 0
+
+
+def test_integers_and_other_numbers_of_a_new_field_become_double(tmp_path: Path) -> None:
+    values = [{"id": n, "new": 1 if n < 10 else 1.5} for n in range(20)]
+    lake = Lake(tmp_path, "delta")
+    lake.export(json_topic(tmp_path / "tier", values), **ADD)
+    assert [row["new"] for row in values_of(lake)] == [1.0] * 10 + [1.5] * 10
+
+
+def test_field_without_a_type_is_reported_and_not_added(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lake(tmp_path, "delta")
+    values: list[Any] = [{"id": n, "empty": [], "null": None, "new": n} for n in range(10)]
+    report = lake.export(json_topic(tmp_path / "tier", values), **ADD)
+    assert report.added_fields == ("value.new",)
+    assert report.new_fields == ("value.empty", "value.null")
+    assert len(warnings(caplog)) == 2
+    assert "no record shows its type" in warnings(caplog)[0]
+
+
+def test_too_many_new_fields_are_an_error(tmp_path: Path) -> None:
+    values = [{"id": n, f"user-{n}": 1} for n in range(110)]
+    topic = json_topic(tmp_path / "tier", values, maxSegmentsPerTask="20")
+    with pytest.raises(SchemaChangedError, match=r"more than 100 fields .* declare a map"):
+        Lake(tmp_path, "parquet").export(topic, **ADD)
+
+
+def test_added_field_that_tables_cannot_store_is_an_error(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    with pytest.raises(InvalidOptionError, match="has the name 'a b'"):
+        lake.export(json_topic(tmp_path / "tier", [{"id": 1, "a b": 1}]), **ADD)
+
+
+def test_add_is_refused_if_it_would_not_add_all_fields(tmp_path: Path) -> None:
+    topic = json_topic(tmp_path / "tier", [{"id": 1}])
+    for options, message in (
+        (topic | {"value.columns": "id"}, "'value.columns' selects some"),
+        ({"path": topic["path"], "subscribe": TOPIC}, "needs typed columns"),
+    ):
+        with pytest.raises(InvalidOptionError, match=message):
+            Lake(tmp_path, "delta").export(options, **ADD)
+
+
+def test_field_with_different_avro_types_is_an_error_that_names_it(tmp_path: Path) -> None:
+    def schema(*types: str) -> str:
+        fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(types)]
+        return json.dumps({"type": "record", "name": "R", "fields": fields})
+
+    registry = tmp_path / "schemas"
+    registry.mkdir()
+    for number, types in enumerate((("int",), ("int", "int"), ("int", "string")), 1):
+        (registry / f"{number}.avsc").write_text(schema(*types))
+    values: list[bytes | None] = [b"\0\0\0\0\1\2", b"\0\0\0\0\2\2\4", b"\0\0\0\0\3\2\2x"]
+    topic = write(tmp_path / "tier", [values]) | {
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": str(registry),
+        "value.schema": schema("int"),
+    }
+    lake = Lake(tmp_path, "delta")
+    with pytest.raises(InvalidValueError, match=r"'f1'.*offset 2"):
+        lake.export(topic, **ADD)
+    assert lake.read().num_rows == 0
+
+
+def test_schemas_of_new_fields_survive_the_text_of_a_report() -> None:
+    report = TaskReport(number=1, new_fields=("value.a",), new_schemas={"value": "a bigint"})
+    assert TaskReport.from_text(report.to_text()) == report
+
+
+NAMES = st.sampled_from(["id", "at", "day", "tags", "n", "more", "k", "x", "new"])
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.none() | st.dictionaries(NAMES, DOCUMENTS, max_size=4) | DOCUMENTS, max_size=5))
+@example([{"id": 1, "at": {"day": 2}, "tags": [{"n": 1}], "more": {"any": {"x": 1}}}])
+@example([{"more": {"any": {"y": None}}}])
+@example([{"tags": [[], {"m": []}]}])
+@example([None, {"id": 1 << 70}, {"ID": 1}])
+def test_fast_check_for_new_fields_never_misses_one(values: list[Any]) -> None:
+    texts = pa.array([None if v is None else json.dumps(v, indent=1).encode() for v in values])
+    kind = parse_ddl(TYPES)
+    expected = any(True for value in values for _ in _new_json_fields(value, kind, "value"))
+    assert may_have_new_fields(texts.cast(pa.binary()), kind) or not expected
+
+
+def test_fast_check_accepts_values_without_new_fields() -> None:
+    value = {"id": 1, "at": {"day": 2}, "tags": [{"n": 1}], "more": {"a": {"x": 1}, "b": None}}
+    texts = pa.array([json.dumps(value, indent=1).encode(), None, b"{}"], pa.binary())
+    assert not may_have_new_fields(texts, parse_ddl(TYPES))
+    assert not may_have_new_fields(texts.slice(1, 1), parse_ddl(TYPES))

@@ -16,6 +16,8 @@ from pyiceberg.catalog import load_catalog
 from kts_source.errors import ExportError, InvalidOptionError
 from kts_source.export.partitioning import parse_partition_by
 from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, source
+from tests.kts_source.read.typed_tier import as_avro, avro, write
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +59,8 @@ def test_partition_column_contains_hour_day_or_month_in_the_given_zone(
 
 @pytest.mark.parametrize("table_format", FORMATS)
 @pytest.mark.parametrize(
-    "text", ["hour(timestamp)", "month(timestamp)", "day(timestamp, Asia/Tokyo) as tokyo"]
+    "text",
+    only(2, ["month(timestamp)", "day(timestamp, Asia/Tokyo) as tokyo", "hour(timestamp)"]),
 )
 def test_table_partitioned_by_time_contains_all_rows(
     tmp_path: Path, table_format: str, text: str
@@ -76,7 +79,16 @@ def test_table_partitioned_by_time_contains_all_rows(
 
 
 @pytest.mark.parametrize(
-    "text", ["hour(timestamp)", "month(timestamp) as m", "day(timestamp, Asia/Tokyo) as t"]
+    "text",
+    only(
+        2,
+        [
+            "month(timestamp) as m",
+            "topic as name",
+            "day(timestamp, Asia/Tokyo) as t",
+            "hour(timestamp)",
+        ],
+    ),
 )
 def test_delta_and_iceberg_have_the_same_partition_names(tmp_path: Path, text: str) -> None:
     (field,) = parse_partition_by([text])
@@ -91,6 +103,26 @@ def test_delta_and_iceberg_have_the_same_partition_names(tmp_path: Path, text: s
     assert [column.name for column in spec.fields] == [field.name]
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_copy_of_a_column_or_field_has_the_name_of_the_user(
+    tmp_path: Path, table_format: str
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    options = write(tmp_path / "tier", [[avro(number) for number in range(9)]])
+    fields = ["value.country as land", "partition as part"]
+    assert lake.export(as_avro(**options), partition_by=fields).rows == 9
+    assert lake.export(as_avro(**options), partition_by=fields).rows == 0
+    table = lake.read()
+    countries = [value["country"] for value in table["value"].to_pylist()]
+    assert table["land"].cast(pa.string()).to_pylist() == countries
+    assert table["part"].to_pylist() == table["partition"].to_pylist() == [0] * 9
+
+
+def test_added_partition_column_must_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="already have one of this name"):
+        Lake(tmp_path, "delta").export(source("timeline"), partition_by=["topic as key"])
+
+
 def test_table_with_another_time_zone_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source("timeline"), partition_by=["day(timestamp)"])
@@ -103,7 +135,8 @@ def test_table_with_another_time_zone_is_refused(tmp_path: Path) -> None:
     [
         (["hour(timestamp, Mars/Olympus)"], "which this machine does not know"),
         (["week(timestamp)"], "must be a column, or date, day, month or hour"),
-        (["topic as t"], "must be a column, or date, day, month or hour"),
+        (["topic as"], "must be a column, or date, day, month or hour"),
+        (["topic as t", "day(timestamp) as t"], "names 't' twice"),
         (["day(timestamp) as x", "hour(timestamp) as x"], "names 'x' twice"),
     ],
 )
@@ -113,6 +146,6 @@ def test_invalid_time_partition_raises_invalid_option_error(texts: list[str], me
 
 
 def test_parsed_partition_fields_are_printed_as_written() -> None:
-    texts = ["hour(timestamp, Europe/Berlin) as h", "date(timestamp)", "value.country"]
+    texts = ["hour(timestamp, Europe/Berlin) as h", "date(timestamp)", "value.country", "key as k"]
     assert [str(field) for field in parse_partition_by(texts)] == texts
     assert [str(field) for field in parse_partition_by(["day(a, Z)"])] == ["day(a)"]

@@ -75,8 +75,7 @@ def test_offsets_missing_in_the_tier_are_reported_as_unread(tmp_path: Path) -> N
     table, certificate = run_search(tier)
     (unread,) = certificate.partitions[0].unread
     assert (unread.start, unread.stop, unread.object) == (40, 82, None)
-    (fault,) = certificate.faults
-    assert "[40, 82)" in fault
+    assert certificate.faults == ()  # each problem is listed once
     assert not certificate.complete
     assert min(table["offset"].to_pylist()) == 0
 

@@ -8,6 +8,7 @@ compaction, segments end above their last record.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -239,7 +240,7 @@ def test_transactions_across_unverifiable_gap_raise_data_loss_error_or_are_skipp
 
 
 def test_markers_after_gap_are_read_from_log_if_transaction_index_is_damaged(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = LocalTierWriter(tmp_path)
     for segment in build_log_with_gap().segments:
@@ -247,8 +248,14 @@ def test_markers_after_gap_are_read_from_log_if_transaction_index_is_damaged(
     (index,) = tmp_path.rglob("*.txnindex")
     index.write_bytes(b"\xff" * 34)
     options = make_options(tmp_path, "topic", isolationLevel="read_committed")
+    caplog.set_level(logging.INFO, "kts_source")
     table = scan({**options, "failOnDataLoss": "false"})
     assert table["offset"].to_pylist() == [7]
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    (about_index,) = [text for text in warnings if "transaction index" in text]
+    assert index.stem in about_index
+    assert "topic topic, partition 0" in about_index
+    assert "replaying batch headers" in caplog.text
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import random
 import time
@@ -32,6 +33,7 @@ from tests.kts_source.planning import written_logs
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
 from tests.kts_source.planning.transaction_damage import PRODUCERS, damage_index
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -304,8 +306,10 @@ def check_reads_with_holes(seed: int) -> None:
             assert set(rows) <= committed, (seed, start, stop, number)
 
 
-def test_random_reads_with_holes_return_no_aborted_records() -> None:
-    for seed in (*range(30), 317, 525):  # in the last two, a transaction begins in a hole
+# In the last two logs of the quick share, a transaction begins in a hole.
+@pytest.mark.parametrize("seeds", only(1, [(*range(10), 317, 525), range(10, 30)]))
+def test_random_reads_with_holes_return_no_aborted_records(seeds: Sequence[int]) -> None:
+    for seed in seeds:
         check_reads_with_holes(seed)
 
 
@@ -362,6 +366,7 @@ def test_read_that_starts_in_partly_read_segment_uses_the_tier(
     steps = [plain(2) for _ in range(6)]
     first, second = rolled(steps, {0, 2, 3, 4}), rolled(steps, {0, 1, 2, 3, 4})
     segments = [*first.segments, pick(second, 4, 6)]
+    caplog.set_level(logging.INFO, "kts_source")
     rows = hybrid_offsets(first, segments, versions, local_start=10, start=start, stop=12)
     assert rows == list(range(start, 12))
     assert "is read from brokers" not in caplog.text
@@ -484,9 +489,12 @@ def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
     return refused, wrong
 
 
-def test_randomly_damaged_overlapping_segments_return_expected_rows_or_raise() -> None:
-    results = [wrong_reads(seed, 6) for seed in range(25)]
-    assert sum(refused for refused, _ in results) > 10
+@pytest.mark.parametrize("seeds", only(1, [range(8), range(8, 25)]))
+def test_randomly_damaged_overlapping_segments_return_expected_rows_or_raise(
+    seeds: range,
+) -> None:
+    results = [wrong_reads(seed, 6) for seed in seeds]
+    assert sum(refused for refused, _ in results) > len(seeds) * 10 // 25
     assert [text for _, wrong in results for text in wrong] == []
 
 

@@ -17,6 +17,7 @@ from segment_format.record.recovery import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.batches import write_message_set
 from tests.kts_source.planning.written_logs import find_index_key, read, write_log
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,7 @@ def find_largest(
 
 
 @pytest.mark.parametrize("local", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", only(1, range(4)))
 def test_flipped_bit_of_time_index_loses_no_row(seed: int, local: bool) -> None:
     log = build_log(seed)
     objects = write_log(log, local=local)
@@ -90,7 +91,7 @@ def test_flipped_bit_of_time_index_loses_no_row(seed: int, local: bool) -> None:
     assert error_count < 20  # most damage raises no error, because the log has the timestamps
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", only(1, range(4)))
 def test_time_index_without_last_entries_loses_no_row(seed: int) -> None:
     log = build_log(seed)
     objects = write_log(log, local=True)
@@ -217,7 +218,7 @@ def lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[st
     return {**objects, key: json.dumps(manifest).encode()}
 
 
-@pytest.mark.parametrize("base", [0, 12, 24])
+@pytest.mark.parametrize("base", only(1, [12, 0, 24]))
 @pytest.mark.parametrize("by_ms", [1, 4_000, 20_000, 600_000_000_000])
 def test_too_low_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -> None:
     objects = lower_timestamp(write_log(build_ascending_log(), local=False), base, by_ms)

@@ -75,13 +75,18 @@ def row(number: int, *, old: bool = False) -> dict[str, Any]:
     }
 
 
-def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
+def write(
+    root: Path,
+    values: list[list[bytes | None]],
+    topic: str = TOPIC,
+    topic_id: uuid.UUID = TOPIC_ID,
+) -> dict[str, str]:
     """Writes one partition per list of `values`, in segments of ten records. Returns the options
     that read the topic.
     """
     for partition, of_partition in enumerate(values):
         log = LogBuilder()
-        writer = AivenTierWriter(str(root), topic=TOPIC, topic_id=TOPIC_ID, partition=partition)
+        writer = AivenTierWriter(str(root), topic=topic, topic_id=topic_id, partition=partition)
         for start in range(0, len(of_partition), 10):
             log.append(
                 [
@@ -92,7 +97,23 @@ def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
             files = log.roll()
             assert files is not None
             writer.write_segment(files)
-    return {"path": str(root), "subscribe": TOPIC, "cache": "false"}
+    return {"path": str(root), "subscribe": topic, "cache": "false"}
+
+
+def write_two_schemas(folder: Path) -> dict[str, str]:
+    """Writes ten values with the schema `OLD`, id 1, then ten with `SCHEMA`, id 2, and a folder of
+    both schemas. Returns the options that read the topic, without a reader's schema.
+    """
+    registry = folder / "schemas"
+    registry.mkdir()
+    for number, schema in enumerate((OLD, SCHEMA), 1):
+        (registry / f"{number}.avsc").write_text(json.dumps(schema))
+    values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
+    values += [b"\0\0\0\0\2" + avro(number) for number in range(10, 20)]
+    return write(folder / "tier", [values]) | {
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": str(registry),
+    }
 
 
 def as_avro(**options: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from kts_source.errors import (
 from tests.golden_data import (
     ISOLATION_LEVELS,
     KEY_PREFIX,
+    TIER,
     IsolationLevel,
     assert_same_rows,
     expected_table,
@@ -414,3 +415,22 @@ def test_read_committed_replay_of_read_uncommitted_batch_raises_data_loss_error(
     assert stream.choose()
     with pytest.raises(DataLossError, match=r"not decided.*read_uncommitted"):
         stream.start(isolationLevel="read_committed")
+
+
+@pytest.mark.parametrize(("limit", "is_small"), [("5", True), ("10", True), ("1000", False)])
+def test_limit_that_makes_tiny_batches_is_reported_once(
+    caplog: pytest.LogCaptureFixture, limit: str, *, is_small: bool
+) -> None:
+    stream = Running(TIER, "txn", maxOffsetsPerTrigger=limit)
+    for _ in range(3):
+        assert stream.batch()
+    warnings = [text for text in caplog.messages if "maxOffsetsPerTrigger" in text]
+    assert len(warnings) == is_small
+    if is_small:
+        assert f"maxOffsetsPerTrigger={limit} splits" in warnings[0]
+        assert "of txn-0, txn-1 into" in warnings[0]
+        advised = warnings[0].split()[-1]
+        advice = Running(TIER, "txn", maxOffsetsPerTrigger=advised)
+        caplog.clear()
+        assert advice.batch()
+        assert not caplog.messages

@@ -60,10 +60,11 @@ def offsets_of(
     ("magic", "codec"),
     [(0, "none"), (1, "none"), (0, "gzip"), (1, "gzip"), (2, "none"), (2, "lz4")],
 )
-@pytest.mark.parametrize(("start", "stop"), [(70, 82), (72, 80), (70, 71)])
+@pytest.mark.parametrize("bounds", only(1, [(70, 82), (72, 80), (70, 71)]))
 def test_header_bit_flip_returns_same_rows_or_raises(
-    magic: int, codec: str, start: int, stop: int, cut: int
+    magic: int, codec: str, bounds: tuple[int, int], cut: int
 ) -> None:
+    start, stop = bounds
     data = make_log(magic, codec)
     expected = list(range(start, stop))
     assert offsets_of(data, start, stop, cut) == expected

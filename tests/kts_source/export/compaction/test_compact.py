@@ -174,7 +174,7 @@ class Watched(LocalExecutor):
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-@pytest.mark.parametrize("topic", RUNS)
+@pytest.mark.parametrize("topic", only(1, RUNS))
 @pytest.mark.parametrize("tombstones", only(1, ["remove-old", "keep", "remove"]))
 def test_compaction_in_several_runs_equals_compaction_in_one_run(
     tmp_path: Path, table_format: str, topic: str, tombstones: str

@@ -1,0 +1,259 @@
+"""Exports topics into one table, or each of them into a table of its own: `lake/{topic}`.
+
+In the second case, each topic is exported as if it were the only one, with its own options, for
+example its own `value.format`. If a topic fails, the other topics are still exported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Final, Unpack
+
+from kts_source.errors import (
+    ExportError,
+    InvalidOptionError,
+    TopicNotFoundError,
+    TopicsFailedError,
+)
+from kts_source.export.report import add_reports, empty_report
+from kts_source.export.settings import ICEBERG, TOPIC_FIELD, ExportArguments, export_settings
+from kts_source.options import parse_options
+from kts_source.options.parsing import option_texts
+from kts_source.options.selection import parse_assign, parse_subscribe
+from kts_source.options.value_formats import FORMAT_COLUMNS, usable_options
+from kts_source.planning.planner import plan_scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from kts_source.export.report import BackfillReport
+    from kts_source.export.settings import ExportSettings
+    from kts_source.options import Options
+
+log = logging.getLogger(__name__)
+
+_NEEDS_TOPIC_FIELD: Final = (
+    "options of single topics need {topic} in the target, such as lake/{topic}, because a table has"
+    " one type per column"
+)
+_TOPIC_NAME: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]+")
+_SELECTIONS: Final = ("subscribe", "subscribepattern", "assign")
+_BY_TOPIC: Final = (
+    *("assign", "topicid", "startingoffsets", "endingoffsets"),
+    *("startingoffsetsbytimestamp", "endingoffsetsbytimestamp"),
+)
+"""Options whose text may be a JSON object by topic, in lower case."""
+_PER_FORMAT: Final = ("schema", "message", "subject", "columns")
+"""Options of a column that belong to its format. A topic with another format does not use them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableExport:
+    """An export into one table.
+
+    Attributes:
+        topic: Name of the topic, if each topic has a table of its own; otherwise empty.
+        source: Options of the source. They select only this topic.
+        settings: Settings of the export, with the name of the table.
+    """
+
+    topic: str
+    source: Options
+    settings: ExportSettings
+
+
+def exports_of(
+    source: Options,
+    target: str | os.PathLike[str],
+    topic_options: Mapping[str, Options],
+    **arguments: Unpack[ExportArguments],
+) -> list[TableExport]:
+    """Returns the exports for a call of `backfill`: one for each topic if `target` contains
+    `{topic}`, otherwise a single one.
+
+    Args:
+        source: Options of the source for all topics.
+        target: The target, with `{topic}` in place of the topic. Iceberg table names get `_` in
+            place of `.` in the name of a topic.
+        topic_options: By topic, options in addition to those in `source`, or instead of them.
+        arguments: See `backfill`. `dead_letters` may contain `{topic}`, too.
+
+    Raises:
+        InvalidOptionError: An argument is invalid, or two topics have the same table.
+        TopicNotFoundError: No topic matches `subscribePattern`.
+        TieredKafkaError: `subscribePattern` is set, and the topics cannot be listed.
+    """
+    if TOPIC_FIELD not in os.fspath(target):
+        if topic_options:
+            raise InvalidOptionError(_NEEDS_TOPIC_FIELD)
+        return [TableExport("", source, export_settings(target, source=source, **arguments))]
+    texts = option_texts(source)
+    topics = _topics({name.lower(): text for name, text in texts.items()})
+    if unknown := sorted(topic_options.keys() - set(topics)):
+        raise InvalidOptionError(
+            f"topic_options names {', '.join(unknown)}, but the options select"
+            f" {', '.join(topics) or 'no topic'}"
+        )
+    exports: dict[str, TableExport] = {}
+    for topic in topics:
+        of_topic = _source_of(topic, texts, option_texts(topic_options.get(topic, {})))
+        settings = _settings_of(topic, of_topic, target, arguments)
+        other = exports.setdefault(settings.target, TableExport(topic, of_topic, settings))
+        if other.topic != topic:
+            raise InvalidOptionError(
+                f"topics {other.topic} and {topic} have the same table {settings.target}: export"
+                " one of them on its own"
+            )
+    return list(exports.values())
+
+
+def run_exports(
+    target: str | os.PathLike[str],
+    exports: Sequence[TableExport],
+    run: Callable[[TableExport], BackfillReport],
+) -> BackfillReport:
+    """Runs exports one after the other.
+
+    Args:
+        target: The target of the call of `backfill`.
+        exports: Result of `exports_of`.
+        run: Runs one export.
+
+    Returns:
+        The report of a single table, or the sums of the reports of all topics. Then attribute
+        `tables` has the report of each topic.
+
+    Raises:
+        TopicsFailedError: The exports of some topics failed. The others were made.
+    """
+    if TOPIC_FIELD not in os.fspath(target):
+        return run(exports[0])
+    reports: list[BackfillReport] = []
+    errors: dict[str, Exception] = {}
+    for export in exports:
+        try:
+            reports.append(run(export))
+        except Exception as error:  # noqa: BLE001  # raised below, with all others
+            log.warning("topic %s was not exported: %s", export.topic, error)
+            errors[export.topic] = error
+    report = _sum_of(os.fspath(target), exports, reports)
+    if errors:
+        texts = "; ".join(f"{topic}: {error}" for topic, error in errors.items())
+        raise TopicsFailedError(
+            f"{len(errors)} of {len(exports)} topics were not exported. Correct their errors and"
+            f" run again: {texts}",
+            errors=errors,
+            targets={each.topic: each.settings.target for each in exports if each.topic in errors},
+            report=report,
+            uri=report.target,
+        )
+    return report
+
+
+def _sum_of(
+    target: str, exports: Sequence[TableExport], reports: Sequence[BackfillReport]
+) -> BackfillReport:
+    total = reduce(add_reports, reports, empty_report(target, exports[0].settings.table_format))
+    newest = [report.newest_ms for report in reports if report.newest_ms is not None]
+    return replace(
+        total, target=target, run_id="", newest_ms=max(newest, default=None), tables=tuple(reports)
+    )
+
+
+def _topics(texts: Mapping[str, str]) -> list[str]:
+    """Returns the names of the selected topics, sorted."""
+    if "planfile" in texts:
+        raise InvalidOptionError(
+            f"option 'planFile' cannot be combined with {TOPIC_FIELD} in the target: a plan has all"
+            " topics"
+        )
+    if "subscribepattern" not in texts:
+        names: list[str] = []
+        if "subscribe" in texts:
+            names += parse_subscribe("subscribe", texts["subscribe"]).topics
+        if "assign" in texts:
+            names += parse_assign("assign", texts["assign"]).partitions
+        topics = sorted(set(names))
+    else:
+        prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
+        listed = {
+            name: text
+            for name, text in texts.items()
+            if not name.startswith(prefixes) and name not in ("where", "columns")
+        }
+        plan = plan_scan(parse_options({**listed, "failondataloss": "false"}))
+        topics = sorted({partition.topic for partition in plan.partitions})
+        if not topics:
+            raise TopicNotFoundError(f"no topic matches {texts['subscribepattern']!r}")
+    for topic in topics:
+        if not _TOPIC_NAME.fullmatch(topic):
+            raise ExportError(
+                f"{topic!r} is not the name of a topic, so it cannot be part of a target"
+            )
+    return topics
+
+
+def _source_of(topic: str, texts: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options of one topic.
+
+    Args:
+        topic: The topic.
+        texts: Options of all topics.
+        own: Options of this topic.
+    """
+    own_names = {name.lower(): name for name in own}
+    dropped = {*own_names, *_SELECTIONS}
+    for column in FORMAT_COLUMNS:
+        if f"{column}.format" in own_names:
+            usable = usable_options(own[own_names[f"{column}.format"]])
+            dropped |= {
+                name.lower()
+                for name in texts
+                if name.lower().startswith(f"{column}.")
+                and (option := name.lower().partition(".")[2])
+                and (option in _PER_FORMAT or option not in usable)
+            }
+    kept = dict(_without_other_topics(topic, texts))
+    source = {name: text for name, text in kept.items() if name.lower() not in dropped}
+    assigned = {name: text for name, text in kept.items() if name.lower() == "assign"}
+    return {**source, **(assigned or {"subscribe": topic}), **own}
+
+
+def _without_other_topics(topic: str, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields options without the entries of other topics."""
+    for name, text in texts.items():
+        if name.lower() not in _BY_TOPIC or not text.lstrip().startswith("{"):
+            yield name, text
+            continue
+        try:
+            values = json.loads(text)
+        except ValueError:
+            yield name, text  # its parser raises an error that names it
+            continue
+        if topic in values:
+            yield name, json.dumps({topic: values[topic]})
+
+
+def _settings_of(
+    topic: str,
+    source: Mapping[str, str],
+    target: str | os.PathLike[str],
+    arguments: ExportArguments,
+) -> ExportSettings:
+    named = arguments.copy()
+    if (letters := named.get("dead_letters")) is not None:
+        named["dead_letters"] = os.fspath(letters).replace(TOPIC_FIELD, topic)
+    is_iceberg = named.get("table_format") == ICEBERG
+    name = topic.replace(".", "_") if is_iceberg else topic
+    settings = export_settings(os.fspath(target).replace(TOPIC_FIELD, name), source=source, **named)
+    if settings.following is not None:
+        raise InvalidOptionError(
+            f"follow=True cannot be combined with {TOPIC_FIELD} in the target: follow each topic in"
+            " a process of its own"
+        )
+    return settings

@@ -1,0 +1,336 @@
+"""Finds fields of keys and values that producers have added and the schema of an export lacks.
+
+For Avro with a registry, the writer's schema of every value is compared with the schema of the
+export. For JSON, values are parsed: all of them if the export adds new fields to the table,
+otherwise a sample.
+
+With `on_new_fields="add"`, each task reports the schemas of the fields that it found. The driver
+adds them to the schema of the export and runs the tasks of the wave again, so no row is written
+without them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from kts_source.errors import SchemaChangedError
+from kts_source.options.value_formats import (
+    AVRO_APICURIO,
+    AVRO_CONFLUENT,
+    AVRO_GLUE,
+    JSON,
+    JSON_CONFLUENT,
+)
+from kts_source.read.value_decoders import framed, needed_columns, value_decoder
+from segment_format.values.avro.extension import extended, non_null, print_avro
+from segment_format.values.avro.schema import (
+    Array,
+    AvroSchemaError,
+    Map,
+    Record,
+    Union,
+    parse_avro,
+)
+from segment_format.values.json.ddl import TypeInference, parse_ddl, print_ddl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from kts_source.options.value_formats import ColumnFormat
+    from segment_format.values.avro.schema import Schema
+
+_FRAMED_AVRO: Final = (AVRO_APICURIO, AVRO_CONFLUENT, AVRO_GLUE)
+_SAMPLED_ROWS: Final = 16
+"""Values that are parsed per batch."""
+_MAX_FIELDS: Final = 100
+"""Maximum number of fields that a task reports or adds, because names may be data, such as ids."""
+_HEADER_SIZES: Final = {0: 5, 1: 17}
+"""Bytes of Confluent's header, by its first byte."""
+
+
+class NewFields:
+    """Collects the fields of values that the schema lacks.
+
+    Args:
+        formats: Formats of keys and values.
+        adds: True to determine the schemas of new fields, too.
+
+    Attributes:
+        columns: Columns that batches must have.
+        found: Descriptions of the fields, such as `value.discount`.
+    """
+
+    def __init__(self, formats: Sequence[ColumnFormat], *, adds: bool) -> None:
+        self._formats = [
+            form for form in formats if form.format in (JSON, JSON_CONFLUENT, *_FRAMED_AVRO)
+        ]
+        raw = tuple(form.raw_column for form in self._formats)
+        self.columns = (*raw, *needed_columns(self._formats))
+        self._types = {
+            form.column: parse_ddl(form.schema)
+            for form in self._formats
+            if form.format not in _FRAMED_AVRO
+        }
+        self._adds = adds
+        self._inferences = {column: TypeInference() for column in self._types}
+        self._avro_schemas: dict[str, Schema] = {}
+        self.found: dict[str, None] = {}
+        self._known_ids: set[int | str] = set()
+
+    def add_unknown(self, batch: pa.RecordBatch) -> None:
+        """Adds the unknown fields in the values of `batch` to `found`. `batch` must have the
+        columns in `columns`.
+
+        Raises:
+            SchemaChangedError: New fields must be added, but there are too many of them, or a field
+                has different types.
+        """
+        for form in self._formats:
+            is_avro = form.format in _FRAMED_AVRO
+            rows = batch
+            if not is_avro and not self._adds:
+                step = max(1, batch.num_rows // _SAMPLED_ROWS)
+                rows = batch.take(pa.array(range(0, batch.num_rows, step), pa.int64()))
+            columns = {name: rows.column(name) for name in needed_columns((form,))}
+            values = framed(
+                pa.RecordBatch.from_pydict({**columns, form.column: rows.column(form.raw_column)}),
+                form,
+            )
+            texts = self._avro(form, values) if is_avro else self._json(form, values)
+            for text in texts:
+                if len(self.found) < _MAX_FIELDS:
+                    self.found[text] = None
+                elif self._adds and text not in self.found:
+                    raise SchemaChangedError(
+                        f"the records of {form.column} have more than {_MAX_FIELDS} fields that the"
+                        f" schema lacks, such as {text}. If their names are data, declare a map in"
+                        f" option '{form.column}.schema'; otherwise add the fields there"
+                    )
+
+    def schemas(self) -> dict[str, str]:
+        """Returns the schema of the new fields by column, for `add_fields`: for Avro, the schema of
+        the export with the new fields; for JSON, a DDL of the new fields only.
+        """
+        texts = {column: print_avro(schema) for column, schema in self._avro_schemas.items()}
+        for column, inference in self._inferences.items():
+            if (kind := inference.type) is not None:
+                texts[column] = print_ddl(kind)
+        return texts
+
+    def _avro(self, form: ColumnFormat, values: pa.Array) -> Iterator[str]:
+        decoder: Any = value_decoder(form)
+        for schema_id, schema in decoder.writers_of(values):
+            if schema_id in self._known_ids:
+                continue
+            self._known_ids.add(schema_id)
+            paths = list(_new_avro_fields(schema, form.reader_schema, form.column))
+            if paths and self._adds:
+                known = self._avro_schemas.get(form.column, form.reader_schema)
+                self._avro_schemas[form.column] = extended(known, schema)
+            yield from (f"{path} (schema id {schema_id})" for path in paths)
+
+    def _json(self, form: ColumnFormat, values: pa.Array) -> Iterator[str]:
+        kind = self._types[form.column]
+        if self._adds and form.format == JSON and not may_have_new_fields(values, kind):
+            return
+        for value in values.to_pylist():
+            if value is None:
+                continue
+            start = 0
+            if form.format == JSON_CONFLUENT:
+                start = _HEADER_SIZES.get(value[0], 0)
+            try:
+                document = json.loads(value[start:])
+            except (ValueError, RecursionError):
+                continue
+            paths = list(_new_json_fields(document, kind, form.column))
+            if paths and self._adds:
+                try:
+                    self._inferences[form.column].add(_new_part(document, kind))
+                except ValueError as error:
+                    raise SchemaChangedError(
+                        f"a new field of {form.column} has no single type: {error} in option"
+                        f" '{form.column}.schema'"
+                    ) from None
+            yield from paths
+
+
+def add_fields(
+    formats: Sequence[ColumnFormat], schemas: Sequence[Mapping[str, str]]
+) -> tuple[ColumnFormat, ...]:
+    """Returns formats whose schemas have the new fields that tasks found.
+
+    Args:
+        formats: Formats of keys and values.
+        schemas: Results of `NewFields.schemas`.
+
+    Raises:
+        SchemaChangedError: A field has different types.
+    """
+    return tuple(
+        _with_fields(form, [texts[form.column] for texts in schemas if form.column in texts])
+        for form in formats
+    )
+
+
+def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
+    if not texts:
+        return form
+    if form.format not in _FRAMED_AVRO:
+        new = parse_ddl(texts[0])
+        for text in texts[1:]:
+            new = _merged(new, parse_ddl(text), form.column)
+        return with_json_fields(form, new)
+    schema = form.reader_schema
+    try:
+        for text in texts:
+            schema = extended(schema, parse_avro(text))
+        return replace(form, schema=print_avro(schema), references=())
+    except AvroSchemaError as error:
+        raise SchemaChangedError(
+            f"new fields of {form.column} cannot be added: {error}. Set option"
+            f" '{form.column}.schema' to a schema that has them"
+        ) from None
+
+
+def with_json_fields(form: ColumnFormat, kind: pa.DataType) -> ColumnFormat:
+    """Returns a JSON format whose schema also has the fields of the type `kind`."""
+    return replace(form, schema=print_ddl(_extended_type(parse_ddl(form.schema), kind)))
+
+
+def _extended_type(kind: pa.DataType, more: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind) and pa.types.is_struct(more):
+        fields = [
+            field
+            if (index := more.get_field_index(field.name)) < 0
+            else field.with_type(_extended_type(field.type, more.field(index).type))
+            for field in kind
+        ]
+        fields += [f.with_nullable(True) for f in more if kind.get_field_index(f.name) < 0]
+        return pa.struct(fields)
+    if pa.types.is_list(kind) and pa.types.is_list(more):
+        return pa.list_(_extended_type(kind.value_type, more.value_type))
+    if pa.types.is_map(kind) and pa.types.is_map(more):
+        return pa.map_(kind.key_type, _extended_type(kind.item_type, more.item_type))
+    if pa.types.is_map(kind) and pa.types.is_list(more):  # see `_new_part`
+        return pa.map_(kind.key_type, _extended_type(kind.item_type, more.value_type))
+    return kind
+
+
+def _merged(first: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
+    """Returns the common type of new fields that two tasks found."""
+    if pa.types.is_struct(first) and pa.types.is_struct(other):
+        fields = {field.name: field.type for field in first}
+        for field in other:
+            before = fields.get(field.name, field.type)
+            fields[field.name] = _merged(before, field.type, f"{path}.{field.name}")
+        return pa.struct(list(fields.items()))
+    if pa.types.is_list(first) and pa.types.is_list(other):
+        return pa.list_(_merged(first.value_type, other.value_type, path))
+    if {first, other} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if first != other:
+        raise SchemaChangedError(
+            f"the new field {path} is {first} in some records and {other} in others. Add it to"
+            f" option '{path.partition('.')[0]}.schema'"
+        )
+    return first
+
+
+def _new_part(value: object, kind: pa.DataType) -> Any:  # noqa: ANN401  # any JSON
+    """Returns those fields of a JSON value that its type lacks, inside the objects that contain
+    them. Values of maps become a list. Returns `None` if there are no such fields.
+    """
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        parts = {}
+        for name, item in value.items():
+            index = kind.get_field_index(name)
+            parts[name] = item if index < 0 else _new_part(item, kind.field(index).type)
+        return {name: part for name, part in parts.items() if part is not None} or None
+    if pa.types.is_list(kind) and isinstance(value, list):
+        items, inner = value, kind.value_type
+    elif pa.types.is_map(kind) and isinstance(value, dict):
+        items, inner = list(value.values()), kind.item_type
+    else:
+        return None
+    new = [_new_part(item, inner) for item in items]
+    return [part for part in new if part is not None] or None
+
+
+def may_have_new_fields(values: pa.Array, kind: pa.DataType) -> bool:
+    """Returns False if no JSON value has a field that the type lacks. Returns True if one may have
+    such a field.
+
+    Parses all values at once with Arrow's parser, which is 15 times faster than one by one. If this
+    parser does not accept the values, the result is True.
+    """
+    texts = values.drop_null()
+    joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), b"\n")
+    data = joined[0].as_buffer()
+    if not data.size:
+        return False
+    try:
+        table = pa.json.read_json(
+            pa.BufferReader(data),
+            pa.json.ReadOptions(use_threads=False, block_size=data.size + 1),
+            pa.json.ParseOptions(newlines_in_values=True),
+        )
+    except (pa.ArrowException, ValueError):
+        return True
+    return _has_more(pa.struct(list(table.schema)), kind)
+
+
+def _has_more(parsed: pa.DataType, kind: pa.DataType) -> bool:
+    if pa.types.is_struct(parsed) and pa.types.is_struct(kind):
+        return any(
+            (index := kind.get_field_index(field.name)) < 0
+            or _has_more(field.type, kind.field(index).type)
+            for field in parsed
+        )
+    if pa.types.is_struct(parsed) and pa.types.is_map(kind):
+        return any(_has_more(field.type, kind.item_type) for field in parsed)
+    if pa.types.is_list(parsed) and pa.types.is_list(kind):
+        return _has_more(parsed.value_type, kind.value_type)
+    return False
+
+
+def _new_json_fields(value: object, kind: pa.DataType, path: str) -> Iterator[str]:
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        for name, item in value.items():
+            index = kind.get_field_index(name)
+            if index < 0:
+                yield f"{path}.{name}"
+            else:
+                yield from _new_json_fields(item, kind.field(index).type, f"{path}.{name}")
+    elif pa.types.is_list(kind) and isinstance(value, list):
+        for item in value:
+            yield from _new_json_fields(item, kind.value_type, path)
+    elif pa.types.is_map(kind) and isinstance(value, dict):
+        for item in value.values():
+            yield from _new_json_fields(item, kind.item_type, path)
+
+
+def _new_avro_fields(writer: Schema, reader: Schema, path: str) -> Iterator[str]:
+    if isinstance(writer, Union) or isinstance(reader, Union):
+        # Only the usual case, a union of null and one type, is compared.
+        one, other = non_null(writer), non_null(reader)
+        if one is not None and other is not None:
+            yield from _new_avro_fields(one, other, path)
+    elif isinstance(writer, Record) and isinstance(reader, Record):
+        fields = {name: each for each in reader.fields for name in (each.name, *each.aliases)}
+        for field in writer.fields:
+            if field.name not in fields:
+                yield f"{path}.{field.name}"
+            else:
+                inner = fields[field.name].type
+                yield from _new_avro_fields(field.type, inner, f"{path}.{field.name}")
+    elif isinstance(writer, Array) and isinstance(reader, Array):
+        yield from _new_avro_fields(writer.items, reader.items, path)
+    elif isinstance(writer, Map) and isinstance(reader, Map):
+        yield from _new_avro_fields(writer.values, reader.values, path)

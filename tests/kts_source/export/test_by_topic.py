@@ -1,0 +1,240 @@
+"""Tests exports of several topics with a table per topic: `lake/{topic}`."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from kts_source import backfill
+from kts_source.cli.app import main
+from kts_source.errors import (
+    DataLossError,
+    InvalidOptionError,
+    RejectedRowsError,
+    StoreUnavailableError,
+    TopicNotFoundError,
+    TopicsFailedError,
+)
+from kts_source.export.by_topic import exports_of
+from kts_source.export.report import empty_report, failure_to_prometheus
+from kts_source.options import parse_options
+from tests.kts_source.read.typed_tier import SCHEMA, avro, write
+from tests.schema_registry import Registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JSON = {"value.format": "json", "value.schema": "id bigint"}
+AVRO = {"value.format": "avro", "value.schema": json.dumps(SCHEMA)}
+OPTIONS: dict[str, dict[str, Any]] = {"clicks": JSON, "orders": AVRO}
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> dict[str, str]:
+    """Writes topics of JSON, Avro and text values. Returns the options that read all of them."""
+    topics: dict[str, list[bytes | None]] = {
+        "clicks": [b'{"id": %d}' % n for n in range(12)],
+        "orders": [avro(n) for n in range(15)],
+        "texts.v1": [b"text %d" % n for n in range(3)],
+    }
+    options = [
+        write(tmp_path / "tier", [values], topic, uuid.UUID(int=number))
+        for number, (topic, values) in enumerate(topics.items(), 1)
+    ]
+    return options[0] | {"subscribe": ",".join(topics)}
+
+
+def run(tier: dict[str, str], tmp_path: Path, **arguments: Any) -> Any:  # noqa: ANN401
+    return backfill(
+        None,
+        source=tier,
+        target=tmp_path / "lake" / "{topic}",
+        progress=False,
+        **{"topic_options": OPTIONS, **arguments},
+    )
+
+
+def values_in(folder: Path) -> list[Any]:
+    table = ds.dataset(folder, format="parquet").to_table().sort_by("offset")
+    return list(table["value"].to_pylist())
+
+
+def test_each_topic_has_its_table_and_format(tier: dict[str, str], tmp_path: Path) -> None:
+    report = run(tier, tmp_path)
+    lake = tmp_path / "lake"
+    assert values_in(lake / "clicks") == [{"id": n} for n in range(12)]
+    assert [value["amount"] for value in values_in(lake / "orders")] == list(range(15))
+    assert values_in(lake / "texts.v1") == [b"text 0", b"text 1", b"text 2"]
+    assert (report.rows, report.commits, report.target) == (30, 3, str(lake / "{topic}"))
+    assert [(table.target, table.rows) for table in report.tables] == [
+        (str(lake / "clicks"), 12),
+        (str(lake / "orders"), 15),
+        (str(lake / "texts.v1"), 3),
+    ]
+    assert report.newest_ms == max(table.newest_ms for table in report.tables)
+    assert str(report).count("Exported to") == 3
+    assert run(tier, tmp_path).rows == 0
+
+
+def test_failing_topic_does_not_stop_the_others(tier: dict[str, str], tmp_path: Path) -> None:
+    wrong = OPTIONS | {"clicks": {"value.format": "json", "value.schema": "id string"}}
+    with pytest.raises(TopicsFailedError, match=r"1 of 3 topics.*clicks: the value does") as raised:
+        run(tier, tmp_path, topic_options=wrong)
+    assert list(raised.value.errors) == ["clicks"]
+    assert not raised.value.retriable
+    report: Any = raised.value.report
+    assert [table.rows for table in report.tables] == [15, 3]
+    assert len(values_in(tmp_path / "lake" / "orders")) == 15
+    assert [table.rows for table in run(tier, tmp_path).tables] == [12, 0, 0]
+
+
+def test_error_is_retriable_if_all_of_its_errors_are() -> None:
+    outage, loss = StoreUnavailableError("down"), DataLossError("lost")
+    for errors, expected in (({"a": outage}, True), ({"a": outage, "b": loss}, False)):
+        error = TopicsFailedError("text", errors=errors)
+        assert error.retriable is expected
+        restored = pickle.loads(pickle.dumps(error))
+        assert (restored.retriable, list(restored.errors)) == (expected, list(errors))
+    assert not TopicsFailedError.retriable
+
+
+def test_metrics_have_samples_of_each_topic() -> None:
+    done = replace(empty_report("lake/a", "parquet"), rows=7)
+    report = replace(empty_report("lake/{topic}", "parquet"), tables=(done,))
+    errors = {"b": RejectedRowsError("text", rejected=5, records=9)}
+    error = TopicsFailedError("text", errors=errors, targets={"b": "lake/b"}, report=report)
+    text = failure_to_prometheus("lake/{topic}", error)
+    assert 'kts_export_success{target="lake/a"} 1\nkts_export_success{target="lake/b"} 0' in text
+    assert 'kts_export_rejected_rows{target="lake/b"} 5' in text
+    assert 'kts_export_rows{target="lake/a"} 7' in text
+    assert len(re.findall("# TYPE kts_export_success", text)) == 1
+    assert report.to_prometheus().count("lake/a") == done.to_prometheus().count("lake/a")
+
+
+def test_options_of_a_topic_replace_those_of_all_topics(tmp_path: Path) -> None:
+    source = {
+        "path": str(tmp_path),
+        "assign": '{"a": [0, 1], "b": [2], "c": [3]}',
+        "startingOffsets": '{"a": {"0": 5}, "c": {"3": -2}}',
+        "value.format": "json",
+        "value.schema": "id bigint",
+        "value.mode": "PERMISSIVE",
+        "key.format": "utf8",
+    }
+    own: Any = {"b": {"VALUE.Format": "avro", "value.schema": json.dumps(SCHEMA)},
+                "c": {"value.format": "raw", "startingOffsets": "earliest"}}  # fmt: skip
+    a, b, c = exports_of(source, tmp_path / "{topic}", own)
+    assert a.source == source | {"assign": '{"a": [0, 1]}', "startingOffsets": '{"a": {"0": 5}}'}
+    assert b.source == {
+        "path": str(tmp_path),
+        "assign": '{"b": [2]}',
+        "value.mode": "PERMISSIVE",
+        "key.format": "utf8",
+        **own["b"],
+    }
+    assert c.source == {
+        "path": str(tmp_path),
+        "assign": '{"c": [3]}',
+        "key.format": "utf8",
+        **own["c"],
+    }
+
+
+def test_schemas_are_the_latest_of_the_subjects_of_the_topics(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
+    def latest(schema_id: int, kind: str) -> dict[str, Any]:
+        fields = [{"name": "x", "type": kind}]
+        schema = {"type": "record", "name": f"R{schema_id}", "fields": fields}
+        return {"id": schema_id, "version": 1, "schema": json.dumps(schema)}
+
+    documents = {
+        "/subjects/clicks-value/versions/latest": latest(1, "int"),
+        "/subjects/shop.Order/versions/latest": latest(2, "string"),
+    }
+    server = Registry(documents)
+    server.authorization = None
+    with server.serving():
+        source = tier | {"subscribe": "clicks,orders"}
+        source |= {"value.format": "avro-confluent", "value.schema-registry.url": server.url}
+        own = {"orders": {"value.subject": "shop.Order"}}
+        exports = exports_of(source, tmp_path / "{topic}", own)
+        (clicks,), (orders,) = (parse_options(each.source).formats for each in exports)
+    assert (str(clicks.type), str(orders.type)) == ("struct<x: int32>", "struct<x: string>")
+
+
+def test_pattern_selects_the_topics_of_the_tier(tier: dict[str, str], tmp_path: Path) -> None:
+    del tier["subscribe"]
+    report = run(tier | {"subscribePattern": "s$"}, tmp_path)
+    assert [table.target.rpartition("/")[2] for table in report.tables] == ["clicks", "orders"]
+    with pytest.raises(TopicNotFoundError, match="no topic matches 'none'"):
+        run(tier | {"subscribePattern": "none"}, tmp_path)
+
+
+def test_iceberg_table_names_have_underscores_for_dots(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "name": "lake"}
+    catalog["warehouse"] = tmp_path.as_uri()
+    arguments: Any = {"table_format": "iceberg", "catalog": catalog, "progress": False}
+    tier["subscribe"] = "texts.v1"
+    report = backfill(None, source=tier, target="shop.{topic}_raw", **arguments)
+    assert report.tables[0].target == "shop.texts_v1_raw"
+    opened = load_catalog("lake", **{k: v for k, v in catalog.items() if k != "name"})
+    assert opened.load_table("shop.texts_v1_raw").scan().to_arrow().num_rows == 3
+    opened.close()
+    tier["subscribe"] = "texts.v1,texts_v1"
+    with pytest.raises(InvalidOptionError, match=r"have the same table shop\.texts_v1"):
+        backfill(None, source=tier, target="shop.{topic}", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"topic_options": {"click": JSON}}, "names click, but the options select clicks, orders"),
+        ({"follow": True}, "follow each topic in a process of its own"),
+        ({"target": "lake"}, r"options of single topics need \{topic\} in the target"),
+        ({"target": "lake", "topic_options": {}, "dead_letters": "{topic}"}, "in dead_letters"),
+    ],
+)
+def test_contradicting_arguments_are_refused(
+    changes: dict[str, Any], message: str, tier: dict[str, str], tmp_path: Path
+) -> None:
+    target = changes.pop("target", tmp_path / "{topic}")
+    arguments: Any = {"topic_options": OPTIONS, "progress": False, **changes}
+    with pytest.raises(InvalidOptionError, match=message):
+        backfill(None, source=tier, target=target, **arguments)
+
+
+def test_command_prints_all_reports_and_names_the_failing_topic(
+    tier: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = tmp_path / "metrics.prom"
+    arguments = ["export", tier["path"], tier["subscribe"], str(tmp_path / "lake" / "{topic}")]
+    arguments += ["--workers", "1", "-o", "cache=false", "--prometheus", str(metrics)]
+    arguments += ["--topic-option", "clicks:value.format=json"]
+    bad = ["--topic-option", "clicks:value.schema=id string"]
+    letters = ["--dead-letters", str(tmp_path / "letters" / "{topic}")]
+    assert main([*arguments, *bad]) == 1
+    output = capsys.readouterr()
+    assert output.out.count("Exported to") == 2
+    assert "1 of 3 topics were not exported" in output.err
+    assert "clicks: the value does not match" in output.err
+    assert f'kts_export_success{{target="{tmp_path}/lake/clicks"}} 0' in metrics.read_text()
+    # All records are rejected: the exit code is that of the error.
+    assert main([*arguments, *bad, *letters]) == 4
+    good = ["--topic-option", "clicks:value.schema=id bigint"]
+    assert main([*arguments, *good, *letters, "--json"]) == 0
+    capsys.readouterr()
+    assert values_in(tmp_path / "lake" / "clicks") == [{"id": n} for n in range(12)]
+    assert f'kts_export_success{{target="{tmp_path}/lake/clicks"}} 1' in metrics.read_text()
+    assert main([*arguments, "--topic-option", "clicks"]) == 2
+    assert "must be TOPIC:NAME=VALUE" in capsys.readouterr().err
