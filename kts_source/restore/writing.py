@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from kts_source.errors import CorruptSegmentError, InvalidOptionError, ObjectChangedError
 from kts_source.planning.lineage import epoch_at
 from kts_source.read.fetch import ReadAhead
@@ -45,6 +47,7 @@ from segment_format.index.checkpoints import (
 from segment_format.index.producer_snapshot import write_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.kafka_uuid import uuid_to_text
+from segment_format.kernels.batch_scanner import BatchScanner
 from segment_format.record.batch_header import (
     CONTROL_BIT,
     CRC_START,
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from kts_source.planning.lineage import SegmentRange
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.restore.restore_plan import PartitionRestore, RestorePlan
+    from segment_format.kernels.batch_scanner import BatchTable
     from segment_format.record.recovery import WholeBatch
 
 
@@ -500,15 +504,9 @@ class PartitionWriter:
         and writes the side files.
         """
         side_files = RebuiltSideFiles(base, _size(file), self._open)
-        batches = self._batches(file, base, None, check_crcs=True)
-        for batch in batches:
-            self._check_epoch(batch)
-            self._add_batch(batch, side_files)
-        if batches.position != _size(file):
-            raise self._corrupt(batches.problem, batches.next_offset)
-        self._data_end = self.end = max(self.end, batches.next_offset)
+        self._data_end = self.end = max(self.end, self._scan(file, base, side_files))
         if is_last:
-            stop = batches.position
+            stop = _size(file)
             file.seek(stop)
             file.write(self._appended(side_files.open_after, base))
             file.flush()
@@ -531,9 +529,11 @@ class PartitionWriter:
 
     def _add_batch(self, batch: WholeBatch, side_files: RebuiltSideFiles) -> None:
         side_files.add(batch)
-        self.max_producer_id = max(self.max_producer_id, batch.header.producer_id)
-        if batch.header.is_transactional:
-            self._epochs[batch.header.producer_id] = batch.header.producer_epoch
+        self._remember_epoch(batch.header)
+
+    def _remember_epoch(self, header: RecordBatchHeader) -> None:
+        if header.is_transactional:
+            self._epochs[header.producer_id] = header.producer_epoch
 
     def _appended(self, open_transactions: Mapping[int, int], base: int) -> bytes:
         """Returns abort markers of the open transactions, and a batch that spans the offsets up to
@@ -560,19 +560,72 @@ class PartitionWriter:
                 at += 1
         return added + fill(self._restore.resume_at)
 
-    def _check_epoch(self, batch: WholeBatch) -> None:
-        header = batch.header
-        last = max(header.base_offset, self._restore.log_start)
-        expected = epoch_at(self._plan.surviving.lineage, last)
-        if (
-            header.partition_leader_epoch != expected
-            and header.next_offset > self._restore.log_start
-        ):
-            raise self._corrupt(
-                f"a batch has leader epoch {header.partition_leader_epoch}, but the lineage of the"
-                f" tier has {expected}",
-                header.base_offset,
-            )
+    def _scan(self, file: BinaryIO, base: int, side_files: RebuiltSideFiles) -> int:
+        """Checks all batches of a segment and adds them to the side files. Returns one past the
+        last offset.
+        """
+        size, end = _size(file), base
+        scanner = BatchScanner(size, max_batch_bytes=max(size, HEADER_SIZE))
+        try:
+            for position in range(0, size, _COPY_BYTES):
+                for table in scanner.feed(os.pread(file.fileno(), _COPY_BYTES, position)):
+                    end = self._add_table(file, table, end, base, side_files)
+            end = self._add_table(file, scanner.rest(), end, base, side_files)
+            scanner.finish()
+        except SegmentFormatError as error:
+            raise self._corrupt(error.message, end) from None
+        return end
+
+    def _add_table(
+        self,
+        file: BinaryIO,
+        table: BatchTable,
+        end: int,
+        base: int,
+        side_files: RebuiltSideFiles,
+    ) -> int:
+        """Checks batches and adds them to the side files. `end` is one past the last offset before
+        them. Returns one past their last offset.
+        """
+        if not len(table):
+            return end
+        self._check_table(table, end, base)
+        self.max_producer_id = max(self.max_producer_id, int(table.producer_ids.max()))
+        columns = (
+            *(table.positions, table.base_offsets, table.last_offsets),
+            *(table.max_timestamps, table.leader_epochs),
+        )
+        is_special = (table.are_transactional | table.are_control).tolist()
+        for row, entry in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            if is_special[row]:
+                header = RecordBatchHeader.from_bytes(
+                    os.pread(file.fileno(), HEADER_SIZE, entry[0])
+                )
+                side_files.apply(header, table.markers.get(row))
+                self._remember_epoch(header)
+            side_files.add_entry(*entry)
+        return int(table.last_offsets[-1]) + 1
+
+    def _check_table(self, table: BatchTable, end: int, base: int) -> None:
+        bases, log_start = table.base_offsets, self._restore.log_start
+        ends = table.last_offsets + 1
+        entries = self._plan.surviving.lineage
+        owners = np.searchsorted(
+            [entry.start_offset for entry in entries], np.maximum(bases, log_start), side="right"
+        )
+        expected = np.array([-1, *(entry.epoch for entry in entries)])[owners]
+        problems = {
+            "the checksum of a batch does not match its bytes": ~table.are_sound,
+            "a batch has no leader epoch, as in message formats 0 and 1": table.leader_epochs < 0,
+            "offsets of batches do not ascend": bases < np.concatenate(([end], ends[:-1])),
+            "an offset is too far from the base offset": ends - 1 - base > _MAX_RELATIVE_OFFSET,
+            "the leader epoch of a batch differs from the lineage of the tier": (
+                (table.leader_epochs != expected) & (ends > log_start)
+            ),
+        }
+        for problem, rows in problems.items():
+            if rows.any():
+                raise self._corrupt(problem, int(bases[rows.argmax()]))
 
     def _batches(
         self,

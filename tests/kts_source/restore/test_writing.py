@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kts_source.errors import InvalidOptionError, ObjectChangedError
+from kts_source.errors import CorruptSegmentError, InvalidOptionError, ObjectChangedError
 from kts_source.restore.committing import status_restore
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
@@ -233,6 +233,38 @@ def test_write_with_resume_at_ends_log_at_that_offset(cluster: NewCluster) -> No
     assert_same_rows(
         _written(cluster, "epochs", "read_committed"), expected_table("epochs", "read_committed")
     )
+
+
+@pytest.mark.parametrize(
+    ("at", "problem"),
+    [
+        (7, "offsets of batches do not ascend"),  # base offset 1 becomes 0
+        (15, "leader epoch of a batch differs"),
+        (16, "unknown magic 3"),
+        (70, "checksum of a batch"),
+    ],
+)
+def test_write_of_invalid_batch_fails_and_leaves_partition_empty(
+    at: int, problem: str, tmp_path: Path, cluster: NewCluster
+) -> None:
+    builder = LogBuilder(leader_epoch=2)
+    for _ in range(6):  # planning reads only batches after the last entry of the offset index
+        builder.append([SimpleRecord(bytes(5000), b"key")])
+    (files,) = builder.build().segments
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    writer.write_segment(files)
+    (log,) = (tmp_path / "tier").rglob("*.log")
+    data = bytearray(log.read_bytes())
+    start = len(data) // 6  # batches have equal sizes
+    data[start + at] ^= 1
+    log.write_bytes(data)
+    tier = str(tmp_path / "tier")
+    options = {"path": tier, "layout": "local-tiered-storage", "subscribe": "orders"}
+    cluster.add_topic("orders")
+    assert cluster.plan(options).refusals == ()
+    with pytest.raises(CorruptSegmentError, match=problem):
+        cluster.write(options)
+    assert all(not path.stat().st_size for path in cluster.log_dir.rglob("*.log"))
 
 
 def test_write_of_refused_plan_is_rejected(cluster: NewCluster) -> None:
