@@ -16,6 +16,7 @@ import os
 import shutil
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ from segment_format.record.batch_header import (
 from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from kts_source.options import ScanOptions
@@ -441,7 +442,6 @@ class PartitionWriter:
         self._undecided = undecided
         self._open: dict[int, int] = {}
         self._epochs: dict[int, int] = {}  # producer epochs
-        self._download_file = folder / f"download{TEMPORARY}"
         self._data_end = restore.log_start  # one past the last restored offset
         self.files: dict[str, int] = {}
         self.end = restore.log_start
@@ -461,15 +461,14 @@ class PartitionWriter:
             for span in self._plan.surviving.ranges
             if span.start < self._restore.stop
         ]
-        for number, span in enumerate(ranges):
-            with self._download_file.open("w+b") as file:
-                _download(source, span, file)
+        for number, (span, path) in enumerate(self._downloads(source, ranges)):
+            with path.open("r+b") as file:
                 start, stop = self._kept_bytes(file, span, is_first=number == 0)
                 base = _base_offset(file, span, start, stop)
                 _keep(file, start, stop)
                 self._finish(file, base, is_last=number == len(ranges) - 1)
         if not ranges:
-            with self._download_file.open("w+b") as file:
+            with self._temporary_file(0).open("w+b") as file:
                 self._finish(file, self._restore.log_start, is_last=True)
         lineage = [
             entry
@@ -478,6 +477,32 @@ class PartitionWriter:
         ]
         self._add(EPOCHS, LeaderEpochCheckpoint(tuple(lineage)).to_bytes())
         self._add(f"{self.end:020d}.snapshot", write_producer_snapshot(()))
+
+    def _downloads(
+        self, source: SegmentSource, ranges: Sequence[SegmentRange]
+    ) -> Iterator[tuple[SegmentRange, Path]]:
+        """Yields each range with the downloaded file of its segment. A thread downloads and syncs
+        the next segment while the caller checks the current one.
+        """
+
+        def download(number: int) -> Path:
+            path = self._temporary_file(number)
+            with path.open("wb") as file:
+                _download(source, ranges[number], file)
+                os.fsync(file.fileno())
+            return path
+
+        with ThreadPoolExecutor(1, "kts-download") as pool:
+            pending = pool.submit(download, 0) if ranges else None
+            for number, span in enumerate(ranges, 1):
+                assert pending is not None
+                path = pending.result()
+                if number < len(ranges):
+                    pending = pool.submit(download, number)
+                yield span, path
+
+    def _temporary_file(self, number: int) -> Path:
+        return self._folder / f"download-{number % 2}{TEMPORARY}"
 
     def _kept_bytes(self, file: BinaryIO, span: SegmentRange, *, is_first: bool) -> tuple[int, int]:
         """Returns the byte range of the batches to keep. In the first segment, this includes the
@@ -521,7 +546,7 @@ class PartitionWriter:
         os.fsync(file.fileno())
         name = f"{base:020d}.log"
         self.files[name] = _size(file)
-        self._download_file.replace(self._folder / (name + TEMPORARY))
+        Path(file.name).replace(self._folder / (name + TEMPORARY))
         self._add(f"{base:020d}.index", side_files.offset_index())
         self._add(f"{base:020d}.timeindex", side_files.time_index())
         if aborted := side_files.transaction_index():
