@@ -349,7 +349,13 @@ def _write_partition(
     if staged is None:
         partition = sources[restore.topic, restore.partition]
         writer = PartitionWriter(folder, restore, partition, plan.undecided)
-        writer.write(source)
+        try:
+            writer.write(source)
+        except OSError as error:
+            raise InvalidOptionError(
+                f"{folder} cannot be written: {error}. Remove the cause, such as a full disk, and"
+                " run kts restore write again"
+            ) from error
         staged = journal.add(
             "staged",
             partition=restore.name,

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kts_source.cli.app import main
 from kts_source.errors import BrokerError, InvalidOptionError
+from kts_source.restore import committing
 from kts_source.restore.committing import commit_restore, status_restore
+from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
 from tests.golden_data import GOLDEN
 from tests.kts_source.broker.fake_node import (
@@ -24,6 +26,7 @@ from tests.kts_source.broker.fake_node import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.kts_source.restore.world import NewCluster
@@ -132,3 +135,51 @@ def test_commit_with_missing_rows_is_rejected_without_changes(restored: NewClust
         _commit(restored, {"retention.ms": "1"})
     assert restored.brokers.producer_ids == {}
     assert restored.brokers.configs["retention.ms"] == "-1"
+
+
+STEPS = ("verify_restore", "raise_producer_ids", "commit_offsets", "set_configs")
+
+
+def test_commit_resumes_after_crash_between_any_steps(
+    restored: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crashes before and after each step, once per run, and runs the commit again."""
+    configs = {"retention.ms": "86400000"}
+    groups = {"readers": {"orders": {0: 3}}, "writers": {"orders": {0: 4}}}
+    crashes = limit = passed = 0
+
+    def crash_here() -> None:
+        nonlocal passed
+        passed += 1
+        if passed > limit:
+            raise _CrashError
+
+    def crashing(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **more: Any) -> Any:  # noqa: ANN401
+            crash_here()
+            result = step(*args, **more)
+            crash_here()
+            return result
+
+        return run
+
+    for name in STEPS:
+        monkeypatch.setattr(committing, name, crashing(getattr(committing, name)))
+    monkeypatch.setattr(Journal, "add", crashing(Journal.add))
+    while True:
+        passed, limit = 0, limit + 1
+        try:
+            _commit(restored, configs, groups)
+            break
+        except _CrashError:
+            crashes += 1
+            assert status_restore(str(restored.plan_file))[-1].startswith("next: ")
+    assert crashes > 10
+    assert status_restore(str(restored.plan_file))[-2] == "committed"
+    assert restored.brokers.committed == {("readers", "orders", 0): 3, ("writers", "orders", 0): 4}
+    assert restored.brokers.configs["retention.ms"] == "86400000"
+    assert restored.brokers.producer_ids[0] > OLD_PRODUCER
+
+
+class _CrashError(Exception):
+    """Raised to end a commit like a crash: the product has no handler for it."""

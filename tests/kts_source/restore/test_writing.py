@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -390,6 +392,49 @@ def test_write_resumes_after_crash_at_every_sync(
     assert names == []
     assert_same_rows(
         _written(cluster, topic, "read_uncommitted"), expected_table(topic, "read_uncommitted")
+    )
+
+
+def test_write_to_too_small_disk_is_rejected_without_changes(
+    cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    needed = sum(each.bytes for each in cluster.plan(EPOCHS).partitions)
+    before = cluster.files()
+    usage = shutil.disk_usage(cluster.log_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+        with pytest.raises(InvalidOptionError, match="free, but the restore needs"):
+            cluster.write(EPOCHS)
+    assert {**before, ".lock": b""} == cluster.files()
+    cluster.write(EPOCHS)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_write_resumes_after_disk_was_full(
+    number: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    sync, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > number:  # the first sync is that of the journal
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            InvalidOptionError, match=r"epochs-0 cannot be written: .*No space left"
+        ):
+            cluster.write(EPOCHS)
+    assert status_restore(str(cluster.plan_file))[-1].startswith("next: run kts restore write")
+    cluster.write(EPOCHS)
+    assert_same_rows(
+        _written(cluster, "epochs", "read_committed"), expected_table("epochs", "read_committed")
     )
 
 
