@@ -152,7 +152,9 @@ class Bench:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Returns each session's Spark version and the broker's Kafka version, by name."""
+        """Returns the Spark version of each session by the session's name, and the versions of the
+        broker and of Spark's Kafka connector, if a broker runs.
+        """
         versions = {name: session.spark_version for name, session in self._sessions.items()}
         if self._broker is not None:
             from tests.integration.kafka_jars import KAFKA_VERSION, SPARK_KAFKA

@@ -318,8 +318,9 @@ class SimulatedTier:
         return b"".join(pieces)
 
     def _stored_chunk(self, number: int, chunk: int, extra: int) -> bytes:
-        """Returns the stored chunk, which is the same in every partition. Generates it once,
-        because measurements must not include much time of the store.
+        """Returns a chunk as stored, which does not depend on the partition. Keeps up to
+        `_KEPT_CHUNKS` generated chunks, so that measurements contain little of the simulated
+        store's own work.
         """
         stored = self._stored.get((number, chunk))
         if stored is None:

@@ -71,7 +71,9 @@ class _Kts(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the command that the first argument names, and suggests one after a typo."""
+        """Returns the command named by the first argument. If it does not exist, the error suggests
+        a command with a similar name.
+        """
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -118,7 +120,7 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def _discard_output() -> None:
-    """Prevents an error when Python flushes standard output again at exit."""
+    """Redirects standard output to `os.devnull`, because Python flushes it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -148,7 +148,9 @@ def _print(writer: RecordWriter, batches: Iterable[pa.RecordBatch]) -> int:
 
 
 def _explain_no_records(options: ScanOptions, start: Bound) -> None:
-    """Prints why a read that begins at `start`, a time, has no records."""
+    """Prints that a read from `start` has no records. If `start` is a time after the newest record,
+    also prints the time of this record.
+    """
     marks = describe(options).partitions
     newest_ms = max((mark.tier_end_timestamp_ms for mark in marks), default=-1)
     if isinstance(start, TimestampBound) and 0 <= newest_ms < start.timestamp_ms:

@@ -94,7 +94,8 @@ def _check_exported(settings: ExportSettings, state: TableState) -> None:
     if not state.fingerprint:
         raise ExportError(
             f"there is no {settings.table_format} table of export {settings.export_id!r} at the"
-            " target. Set the target, table_format and export_id of the export that wrote it",
+            " target. Set the target, table_format and export_id of the export that wrote the"
+            " table",
             uri=settings.target,
         )
 

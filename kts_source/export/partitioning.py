@@ -229,8 +229,8 @@ class PartitionField:
             )
         if self.is_inner and self.source in batch.schema.names:
             raise InvalidOptionError(
-                f"partition_by {self} refers to a field, but the rows have a column of this name:"
-                " rename the column in the transform"
+                f"partition_by {self} refers to the field {self.source!r}, but the rows also have a"
+                f" column named {self.source!r}: rename that column in the transform"
             )
         column = column_at(batch, self.source)
         kind = column.type
@@ -276,8 +276,8 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     """Parses the texts of argument `partition_by`.
 
     Raises:
-        InvalidOptionError: A text is neither a name nor a unit of a name, a time zone is unknown,
-            or two texts name one partition column.
+        InvalidOptionError: A text is neither a column or field nor `date`, `day`, `month` or `hour`
+            of one; a time zone is unknown; or two texts define the same partition column.
     """
     fields: list[PartitionField] = []
     for text in texts:

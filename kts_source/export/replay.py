@@ -115,8 +115,8 @@ def replay_tasks(
     Skips files of other tables and of topics that the options do not select.
 
     Raises:
-        ExportError: The table does not record the offset of a dead letter, or two files contain the
-            same offset.
+        ExportError: The table does not contain the offset of a dead letter, or two files contain
+            the same offset.
     """
     assert settings.dead_letters is not None
     tasks: list[ReplayTask] = []
@@ -180,8 +180,9 @@ def _check_row(row: Mapping[str, Any], state: TableState, uri: str) -> None:
     held = state.committed.get(PartitionKey(row[TOPIC_ID], row[PARTITION]))
     if held is None or not held.start <= row[OFFSET] < held.stop:
         raise ExportError(
-            "the table does not record the offset of this dead letter, so it was restored to an"
-            " earlier state, and the next export reads the offset again. Move the file away",
+            "the table does not contain the offset of this dead letter; probably the table was"
+            " restored to an earlier state. The next export reads the offset again, so replaying"
+            " this file could write the row twice: move this file of dead letters away",
             topic=row[TOPIC],
             partition=row[PARTITION],
             offset=row[OFFSET],

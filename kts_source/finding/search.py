@@ -22,6 +22,7 @@ from kts_source.errors import (
     InvalidOptionError,
     MissingExtraError,
     TieredKafkaError,
+    TopicNotFoundError,
 )
 from kts_source.finding.certificate import (
     Certificate,
@@ -135,7 +136,13 @@ class SearchPlan:
                 tolerant = replace(options, fail_on_data_loss=False)
                 skipped: list[TieredKafkaError] = []
                 plan = plan_scan(tolerant, tier, on_partition_error=skipped.append)
-                faults += (whole_line(str(e)) for e in refused if not _is_hole(e, plan))
+                is_listed = isinstance(options.selection, Assign)  # by `_missing_partitions`
+                faults += (
+                    whole_line(str(error))
+                    for error in refused
+                    if not _is_hole(error, plan)
+                    and not (is_listed and isinstance(error, TopicNotFoundError))
+                )
                 faults += (
                     f"a partition was not searched: {whole_line(str(error))}" for error in skipped
                 )

@@ -100,8 +100,9 @@ def fetch_options(
     Args:
         values: Parsed options by name.
         storage: Options `s3.*` and `storageOptions` of the first store, by name in lower case.
-        fallback: Options of the mirror's store, with the names of `storage`. For the mirror, they
-            override `storage`.
+        fallback: Options of the mirror's store, named as in `storage`. The mirror uses the options
+            of `storage` that are not set here; but it takes credentials from only one of the two,
+            and `storageOptions` only from `fallback` if an endpoint is set here.
 
     Raises:
         InvalidOptionError: There are options for the mirror, but `fallbackPath` is not set.

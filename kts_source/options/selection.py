@@ -199,8 +199,8 @@ def parse_offsets(name: str, text: str) -> Bound:
         for partition, offset in partitions.items():
             if offset < EARLIEST_OFFSET:
                 raise InvalidOptionError(
-                    f"option {name!r}: {offset} is not an offset ({topic}-{partition});"
-                    " −2 means earliest, −1 latest"
+                    f"option {name!r}: offset {offset} of {topic}-{partition} is invalid; use an"
+                    " offset from 0 on, -2 for earliest or -1 for latest"
                 )
     return OffsetsBound(offsets)
 

@@ -629,9 +629,9 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
 def _segment_for_brokers(
     error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange], number: int
 ) -> RemoteSegment:
-    """Returns the segment that brokers must serve after an error: for an `UnknownStartError`, the
-    segment of range `number`; for another error, the segment that has the error's offset, or the
-    last segment if none has it.
+    """Returns the segment that must be read from brokers because its tiered copy failed with
+    `error`. For an `UnknownStartError`, this is the segment of `ranges[number]`. For another error,
+    it is the segment that contains the error's offset, or the last segment if none contains it.
     """
     if isinstance(error, UnknownStartError):
         return ranges[number].segment

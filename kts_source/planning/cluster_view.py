@@ -305,7 +305,9 @@ class ClusterView:
         return offset if 0 <= offset < log.end else None
 
     def decided_from(self, log: BrokerLog) -> int:
-        """Returns the lowest offset from which on brokers report all aborted transactions."""
+        """Returns the lowest offset at and above which brokers report all aborted transactions.
+        Returns the log start for `read_uncommitted`.
+        """
         if not self._options.read_committed:
             return log.log_start
         return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)

@@ -193,8 +193,8 @@ class DiskSource:
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier. Omits a topic if option `topicId` names an id of it that
-        exists only on disks.
+        """Returns the topics in the tier. A topic is omitted if option `topicId` selects one of its
+        incarnations that is only on disks.
         """
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
         return {

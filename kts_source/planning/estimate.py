@@ -127,8 +127,8 @@ def counted_requests(
     slices: Iterable[tuple[SegmentSlice, bool]],
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
     """Yields each slice, with the number of its requests for chunks and the bytes of these
-    requests. In `slices`, each slice has a flag that is true for the first slice of a task, which
-    begins with a small request.
+    requests. The flag in `slices` is true for the first slice of a task. A task begins with a small
+    request.
     """
     batch: list[tuple[SegmentSlice, bool]] = []
     batch_stops: list[npt.NDArray[np.int64]] = []

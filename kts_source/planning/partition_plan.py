@@ -263,8 +263,7 @@ def with_surroundings(
 
 
 class SurroundingsBuilder:
-    """Computes the surroundings of the slices of one partition. Call it once per run, in ascending
-    order of offsets.
+    """Computes the surroundings of the slices of one partition.
 
     A run consists of slices of one segment that together read all batches from the first slice to
     the last.
@@ -279,7 +278,8 @@ class SurroundingsBuilder:
     def surroundings_of(
         self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
     ) -> SliceSurroundings:
-        """Returns the surroundings of the next run, which all its slices share.
+        """Returns the surroundings that all slices of the next run (adjacent slices of one segment)
+        share. Call it in the order of offsets.
 
         Args:
             span: The range of the log that contains the run.

@@ -387,9 +387,10 @@ def _check_exist(
     missing = [number for number in topic.empty_partitions if number > max(numbers, default=-1)]
     if missing:
         raise TopicNotFoundError(
-            f"no partition {', '.join(map(str, missing))} of topic {topic.topic!r} in the tier; it"
-            f" has {', '.join(map(str, sorted(numbers))) or 'none'}. If the partition exists and"
-            " has no segment yet, set failOnDataLoss=false to read the others"
+            f"topic {topic.topic!r} has no partition {', '.join(map(str, missing))} in the tier;"
+            f" existing partitions: {', '.join(map(str, sorted(numbers))) or 'none'}. If the"
+            " partition exists but has no segment yet, set failOnDataLoss=false to read the other"
+            " partitions"
         )
 
 

@@ -325,7 +325,9 @@ def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
 
 
 def _trim(chunk: Chunk, span: SegmentSpan) -> Chunk:
-    """Returns the part of a chunk that is in the span. The chunk must be stored unchanged."""
+    """Returns the part of a chunk that is in the span. The chunk must be neither compressed nor
+    encrypted.
+    """
     low = max(span.start, chunk.original_position)
     size = min(span.stop, chunk.original_stop) - low
     stored = chunk.transformed_position + low - chunk.original_position
@@ -333,7 +335,7 @@ def _trim(chunk: Chunk, span: SegmentSpan) -> Chunk:
 
 
 def _join(chunks: tuple[Chunk, ...]) -> Chunk:
-    """Returns adjacent chunks as one chunk. The chunks must be stored unchanged."""
+    """Joins adjacent chunks, which must be neither compressed nor encrypted, into one chunk."""
     first, size = chunks[0], chunks[-1].original_stop - chunks[0].original_position
     return Chunk(first.id, first.original_position, size, first.transformed_position, size)
 

@@ -275,8 +275,9 @@ class BoundaryCheck:
         was read.
 
         Returns:
-            The entry after the slice if its first bytes do not state its first offset, because it
-            has magic 0 or 1. Otherwise `None`.
+            The entry after the slice if it has magic 0 or 1. The caller must check its first
+            offset, because the first bytes of such an entry state only its last offset. `None` if
+            the entry has magic 2, or if the slice ends at the segment's end.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.

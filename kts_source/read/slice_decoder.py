@@ -151,11 +151,11 @@ class SliceDecoder:
             meter.add_decoded(self._decoder.counters)
 
     def _check_start(self) -> None:
-        """Compares the first entry of the slice with the entries before it, if the slice before
-        this one may have ended without this comparison.
+        """Checks that the first entry of the slice begins after the entries before it.
 
-        That is possible if the read ends inside the batches that the index entry describes. Then
-        the slice before this one ends at the first entry at or after the stop offset.
+        Usually, the previous slice makes this check at its end. But if the stop offset is in the
+        batches that the index entry at the slice's start describes, the previous slice may end
+        before this check, at the first entry at or above the stop offset.
 
         Raises:
             CorruptRecordError: The offsets do not ascend.
@@ -180,8 +180,8 @@ class SliceDecoder:
         self._require_after(next_offset, self._check.first_entry())
 
     def _require_after(self, next_offset: int, entry: Entry) -> None:
-        """Checks that an entry begins at or after `next_offset`. A wrapper must be decompressed for
-        this check.
+        """Checks that an entry begins at or after `next_offset`. Reads an entry of magic 0 or 1,
+        because its first bytes state only its last offset.
 
         Raises:
             CorruptRecordError: The entry begins before `next_offset`, or is invalid.
@@ -191,8 +191,8 @@ class SliceDecoder:
             first = self._first_offset_of(entry)
         if first < next_offset:
             raise CorruptRecordError(
-                f"the entry has offsets {first} to {entry.offset}, but the entry before it ends"
-                f" with offset {next_offset - 1}: one of them is damaged",
+                f"the entry begins at offset {first}, but the previous entry ends with offset"
+                f" {next_offset - 1}: the offset of one of these two entries is wrong",
                 position=entry.position,
                 offset=entry.offset,
             )
@@ -203,8 +203,8 @@ class SliceDecoder:
         size = task_slice.objects.size_in_bytes
         if entry.stop > size or entry.size > self._max_batch_bytes:
             raise CorruptRecordError(
-                f"an entry has {entry.size} bytes, more than the segment has left or than"
-                " maxBatchBytes allows",
+                f"an entry of {entry.size} bytes extends beyond the end of the segment, or exceeds"
+                " option maxBatchBytes",
                 position=entry.position,
                 offset=entry.offset,
             )

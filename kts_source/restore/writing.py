@@ -523,7 +523,10 @@ class PartitionWriter:
                 start = batch.position
                 if batch.header.base_offset < span.start and not is_first:
                     raise self._corrupt(
-                        "two segments do not end and begin with the same batch", span.start
+                        f"offset {span.start} is inside a batch of this segment, but the previous"
+                        " segment is kept up to this offset: the segments overlap in the middle of"
+                        " a batch",
+                        span.start,
                     )
             if batch.header.next_offset > span.stop:
                 raise self._corrupt("a batch extends beyond the end of its range", span.stop)

@@ -1,5 +1,5 @@
-"""Decodes the records of all entries in a window, which is a part of a log. The frame stores the
-state between two calls.
+"""Decodes the records of all entries in a window, which is a part of a log. The frame (an array of
+parameters and state that the caller owns) keeps the state between two calls.
 
 `segment_format.record.framing` documents the layout of entries, and
 `segment_format.record.batch_header` that of batch headers. Each entry is checked in this order:
@@ -19,9 +19,10 @@ transactions, which come from the index, are compared with the control batches o
 kernel tracks the transactions of each producer and checks these rules:
 
 * All data of a producer up to its next marker is decoded, or all of it is skipped as aborted.
-* An ABORT marker ends an interval, or a transaction without data. Other ABORT markers are ignored
-  if no data of the producer was read before: the data may precede the batches that were read.
-* A COMMIT marker is not in an interval.
+* An ABORT marker ends an interval or a transaction without data. If data of its producer was read
+  since the previous marker, any other ABORT marker is an error. Otherwise it is accepted, because
+  the data may precede the batches that were read.
+* A COMMIT marker is not in an interval, and no other ABORT marker is before the end of an interval.
 
 A `segment_format.transaction_check.TransactionCheck` stores the state of the producers.
 

@@ -124,8 +124,9 @@ def order_message(first: int, last: int, frame: Sequence[int]) -> str:
 
 
 def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
-    """Returns the error for a negative status of the kernel. `origin` is the position of the
-    window's first byte in the log. The frame contains details of the error.
+    """Returns the error for a negative status of the kernel. `frame` is the kernel's state array,
+    which contains details of the error. `origin` is the position of the window's first byte in the
+    log.
     """
     position = origin + frame[c.ERROR_POSITION]
     offset = frame[c.ERROR_OFFSET]
@@ -348,8 +349,8 @@ class RecordDecoder:
 
     @property
     def open_bounds(self) -> tuple[int, int] | None:
-        """The `offset_bounds` for a decoder that continues with the next entry; `None` if this
-        decoder got no `offset_bounds`.
+        """The `offset_bounds` that remain: pass them to a new decoder that continues with the next
+        entry. `None` if this decoder got no `offset_bounds`.
         """
         slots = self._slots
         return (slots[c.NEXT_OFFSET], slots[c.OFFSETS_STOP]) if slots[c.ORDERED] else None
@@ -564,8 +565,8 @@ class RecordDecoder:
             )
 
     def _is_followed_batch(self, view: memoryview) -> bool:
-        """Calls `_is_followed` for the batch of magic 2 that ends the decoding, if offsets are
-        missing before it.
+        """Makes the check of `_is_followed` for a batch of magic 2 that ends the decoding. Returns
+        False if the check needs more bytes than the window has.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:

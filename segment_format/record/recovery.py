@@ -286,9 +286,9 @@ def _require_plausible(
 
 
 def _require_overlap(first: int, last: int, walk: _Walk, next_base: int, entry: Entry) -> None:
-    """Checks a last batch that follows a gap and is the only batch above the start of the next
-    segment. Raises `CorruptRecordError` if it would be below that start with one bit of its base
-    offset flipped.
+    """Checks a last batch that follows a gap and ends at or above the start of the next segment.
+    Raises `CorruptRecordError` if the batch would be between the previous batch and that start with
+    one bit of its base offset flipped.
 
     Segments of different leaders may overlap, but then the overlap does not begin with a gap.
     """

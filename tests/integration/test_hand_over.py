@@ -109,7 +109,7 @@ def test_continuous_export_contains_each_row_of_tier_and_brokers_once(
     assert report.rows == len(table_offsets(lake))
 
 
-def test_second_of_two_named_sources_starts_at_end_offsets_of_the_first(
+def test_second_named_source_starts_where_the_first_named_source_ended(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)

@@ -51,7 +51,7 @@ def filler(cluster: Cluster) -> Filler:
     return Filler(cluster.bootstrap, _seed())
 
 
-def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
+def test_scan_returns_rows_of_consumer_if_a_transaction_is_open_at_tier_end(
     cluster: Cluster, filler: Filler, tmp_path: Path
 ) -> None:
     cluster.admin.create_topic(TOPIC, 7)

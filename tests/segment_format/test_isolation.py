@@ -149,7 +149,7 @@ def test_read_committed_of_first_segments_stops_at_last_stable_offset(log: Log) 
 
 
 @every_log
-def test_read_committed_range_returns_a_slice_of_the_rows_of_the_full_log(log: Log) -> None:
+def test_read_committed_range_equals_that_slice_of_all_committed_rows(log: Log) -> None:
     for count in range(1, len(log.segments) + 1, 3):
         tier = log.segments[:count]
         first, tier_end = tier[0].base_offset, tier[-1].next_offset

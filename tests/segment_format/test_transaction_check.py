@@ -23,7 +23,7 @@ def intervals() -> AbortedIntervals:
 @pytest.mark.parametrize(
     ("next_until", "expected"), [(None, [5]), (20, [5]), (21, [5, 25]), (31, [5, 25, 35])]
 )
-def test_overlapping_includes_next_interval_of_a_producer_that_begins_before_limit(
+def test_overlapping_adds_next_interval_of_a_producer_if_it_begins_below_next_until(
     next_until: int | None, expected: list[int]
 ) -> None:
     kept = intervals().overlapping(2, 8, next_until=next_until)

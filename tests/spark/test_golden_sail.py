@@ -24,7 +24,9 @@ test_scan_of_s3_tier_returns_expected_rows = (
     test_golden_spark.test_scan_of_s3_tier_returns_expected_rows
 )
 test_user_schema_selects_columns = test_golden_spark.test_user_schema_selects_columns
-test_schema_text_matches_spark = test_golden_spark.test_schema_text_matches_spark
+test_spark_schema_of_scan_with_headers_is_as_documented = (
+    test_golden_spark.test_spark_schema_of_scan_with_headers_is_as_documented
+)
 test_view_in_sql_returns_expected_rows = test_golden_spark.test_view_in_sql_returns_expected_rows
 test_union_of_two_scans_returns_rows_of_both = (
     test_golden_spark.test_union_of_two_scans_returns_rows_of_both

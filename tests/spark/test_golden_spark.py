@@ -89,7 +89,7 @@ def test_user_schema_selects_columns(registered: SparkSession) -> None:
     assert_same_rows(rows(frame), expected_table("txn", "read_committed"))
 
 
-def test_schema_text_matches_spark(registered: SparkSession) -> None:
+def test_spark_schema_of_scan_with_headers_is_as_documented(registered: SparkSession) -> None:
     frame = load(registered, tier_options("codecs", includeHeaders="true"))
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"

@@ -86,7 +86,7 @@ def test_unpickling_without_package_raises_error_with_advice(
     assert ADVICE in done.stderr
 
 
-def test_unpickling_with_package_returns_same_class() -> None:
+def test_pickled_class_unpickles_to_itself_where_package_is_installed() -> None:
     for pickled_class in (TieredKafkaDataSource, TieredKafkaBatchReader, ExportReader):
         data: bytes = cloudpickle.dumps(pickled_class)  # type: ignore[no-untyped-call]
         assert pickle.loads(data) is pickled_class

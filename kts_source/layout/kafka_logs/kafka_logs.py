@@ -237,11 +237,12 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns a `TopicFolder` for each pair of topic and topic id. All of them have the key
-        prefix of the scan.
+        """Returns a `TopicFolder` for each pair of topic and topic id. All have the same `folder`,
+        the key prefix, because a log directory has no folder per topic.
 
         Raises:
-            TierNotFoundError: There are several paths, and one of them has no log directory.
+            TierNotFoundError: The scan has several paths, and there is no log directory at one of
+                them.
         """
         root = key_prefix if not key_prefix or key_prefix.endswith("/") else f"{key_prefix}/"
         disks = self._below(store, root)

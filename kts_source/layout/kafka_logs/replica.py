@@ -191,9 +191,9 @@ class Recovery:
                 last, problem, stop, size = number, walked.problem, walked.next_offset, walked.size
                 if problem:
                     break
-        if size and (doubt := self._doubt(last, stop, size, is_clean=point is None)):
-            walked = self.walk(last, stop_offset=doubt.offset)
-            self._walked[self._bases[last]] = walked = replace(walked, problem=doubt.message)
+        if size and (error := self._base_offset_error(last, stop, size, is_clean=point is None)):
+            walked = self.walk(last, stop_offset=error.offset)
+            self._walked[self._bases[last]] = walked = replace(walked, problem=error.message)
             problem, stop, size = walked.problem, walked.next_offset, walked.size
         kept, dropped = segments[: last + 1], segments[last + 1 :]
         if stop < log_start:  # `LogLoader` starts an empty log at the log start
@@ -218,17 +218,18 @@ class Recovery:
             self._lost_end(stop, is_clean=point is None),
         )
 
-    def _doubt(
+    def _base_offset_error(
         self, number: int, stop: int, size: int, *, is_clean: bool
     ) -> SegmentFormatError | None:
         """Returns an error if the base offset of the log's last batch, which no checksum covers,
-        seems to be wrong; `None` if it is plausible, or if a checkpoint or snapshot confirms it.
+        seems to be wrong. Returns `None` if it is plausible, if a checkpoint or snapshot confirms
+        it, or if the log was compacted.
 
         Args:
             number: Number of the last segment.
             stop: One past the last offset of the log.
             size: Bytes of the last segment that belong to the log.
-            is_clean: Whether index files are complete.
+            is_clean: True after a clean shutdown, when the index files are complete.
         """
         points = self._log_dir.high_watermarks or {}, self._log_dir.recovery_points
         confirmed = {*self._files.snapshots, *(point.get(self._key, -1) for point in points)}

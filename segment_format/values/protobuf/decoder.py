@@ -301,8 +301,8 @@ class ColumnMemory:
         return self._buffers.numbers(self._table_at[c.BASES] + column, self.count(level), dtype)
 
     def offsets(self, level: int) -> pa.Buffer:
-        """Returns the buffer with the int32 offsets of a level. The first offset is 0. The next
-        offsets are, for each entry of the parent level, the end of its entries in this level.
+        """Returns the int32 offsets of a level, as in an Arrow list: 0, then for each entry of the
+        parent level the position after its last entry in this level.
         """
         count = self.count(self._parents[level]) + 1
         return self._buffers.filled(self._table_at[c.OFFSETS] + level, 4 * count)

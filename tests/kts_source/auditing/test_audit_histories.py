@@ -254,7 +254,7 @@ def test_missing_segment_of_newest_epoch_is_reported_as_data_loss() -> None:
         scan_plan(world)
 
 
-def test_audit_with_damaged_checkpoint_separates_transactions_of_two_branches() -> None:
+def test_audit_separates_transactions_of_two_branches_despite_damaged_checkpoint() -> None:
     # A marker of the new branch must not end a transaction of the replaced branch.
     steps = (
         *(Step("send", 1), Step("settle", b=14), *COPIED, Step("elect_unclean", 1, 6)),

@@ -319,7 +319,7 @@ def compare_snapshots(
 EPOCH_1 = EpochEntry(1, 10)
 
 
-def test_reported_holes_and_expired_segments_depend_on_start_offsets_of_leader() -> None:
+def test_log_start_and_local_log_start_of_leader_decide_which_holes_are_reported() -> None:
     owned = {1: (0, 60)}
     # The leader's disk started at 30 before the listing: older offsets had been copied by then.
     assert (

@@ -117,7 +117,7 @@ def test_audit_of_lower_level_uses_state_of_higher_level(tmp_path: Path) -> None
     assert not store.read
 
 
-def test_audit_with_state_of_lower_level_reads_only_objects_not_read_before(tmp_path: Path) -> None:
+def test_audit_with_state_of_lower_level_does_not_read_manifests_again(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "metadata")
     assert store.read == {"rsm-manifest": 5, "indexes": 5}
@@ -308,7 +308,7 @@ def audit_history(store: CountingStore, state: str | None) -> AuditReport | str:
 
 
 @pytest.mark.parametrize("seeds", only(1, [range(4), range(12)]))
-def test_audits_of_random_histories_have_equal_reports_with_and_without_state(
+def test_state_does_not_change_audit_reports_of_random_histories(
     tmp_path: Path, seeds: range
 ) -> None:
     saved_reads = compared = 0

@@ -193,7 +193,7 @@ def test_concatenated_state_files_are_ignored_or_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
-def test_report_of_transaction_begun_below_log_start_does_not_depend_on_state(
+def test_state_does_not_change_report_about_transaction_below_log_start(
     is_continued: bool, tmp_path: Path
 ) -> None:
     # The index need not contain an aborted transaction whose records were all deleted. The state
@@ -315,7 +315,7 @@ def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
 
 
 @pytest.mark.parametrize("seeds", only(1, [range(5), range(5, 15)]))
-def test_audits_of_randomly_changed_tiers_have_equal_reports_with_and_without_state(
+def test_state_does_not_change_audit_reports_of_randomly_changed_tiers(
     tmp_path: Path, seeds: range
 ) -> None:
     saved = sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in seeds)

@@ -419,7 +419,7 @@ def test_begins_at_or_after_returns_true_only_up_to_the_first_offset() -> None:
 
 
 @pytest.mark.parametrize("holes", [[(3, 6)], [(3, 6), (9, 12)], [(54, 60)], [(0, 60)], [(4, 47)]])
-def test_offsets_missing_in_the_tier_of_brokers_are_skipped_if_loss_is_allowed(
+def test_fetch_skips_offsets_missing_in_the_brokers_tier_if_loss_is_allowed(
     scene: Scene, holes: list[tuple[int, int]]
 ) -> None:
     scene.partition.log.holes = holes
@@ -444,7 +444,7 @@ def test_fetch_finds_the_end_of_a_hole_in_the_brokers_tier_by_bisection(
     assert scene.offsets(fail_on_data_loss=False) == expected
 
 
-def test_search_for_end_of_hole_stops_at_local_start_of_leader(scene: Scene) -> None:
+def test_hole_search_stops_at_the_local_log_start_of_the_leader(scene: Scene) -> None:
     scene.partition.log.holes, scene.partition.log.local_start = [(3, 6)], 6
     scene.brokers.fetches.clear()
     assert scene.offsets(fail_on_data_loss=False)[:4] == [0, 1, 2, 6]

@@ -21,7 +21,7 @@ def log_with(records: int) -> FakeLog:
     return fake_log(builder.build())
 
 
-def test_lag_of_each_group_is_distance_from_its_offset_to_high_watermark() -> None:
+def test_group_lag_is_high_watermark_minus_committed_offset() -> None:
     with FakeCluster(2) as brokers, closing(Cluster(brokers.settings())) as cluster:
         brokers.create("orders", [FakePartition(log_with(7)), FakePartition(log_with(4), leader=1)])
         brokers.groups = {

@@ -81,7 +81,7 @@ def test_unknown_partition_is_an_error_that_names_existing_ones(
     assert main(["cat", *WHERE, "txn", "-p", "7"]) == 1
     out, error = capsys.readouterr()
     assert out == ""
-    assert "no partition 7 of topic 'txn' in the tier; it has 0, 1" in error
+    assert "topic 'txn' has no partition 7 in the tier; existing partitions: 0, 1" in error
 
 
 @pytest.mark.parametrize("flags", [["--since", "1h"], ["--since", "1h", "--tail", "3"]])

@@ -277,7 +277,7 @@ SCANNER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", SCANNER)
-def test_scanner_method_returns_the_same_as_that_of_an_in_memory_dataset(
+def test_scanner_methods_return_the_same_as_for_an_in_memory_dataset(
     name: str, scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
     arguments: dict[str, Any] = {

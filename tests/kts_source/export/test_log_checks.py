@@ -122,9 +122,7 @@ def test_leader_epoch_of_the_last_offset_is_stored_with_each_commit(
     assert (state.stop, state.epoch) == (20, 5)
 
 
-def test_export_of_log_that_ends_before_the_end_of_the_table_raises(
-    lake: Lake, tmp_path: Path
-) -> None:
+def test_export_raises_if_the_log_ends_before_the_table(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.expire(2)

@@ -218,7 +218,7 @@ def test_dead_letters_of_unrecorded_offsets_are_refused(tmp_path: Path) -> None:
     index = table.schema.get_field_index("offset")
     far = pa.array([50] * table.num_rows, pa.int64())
     pq.write_table(table.set_column(index, "offset", far), path)
-    with pytest.raises(ExportError, match="does not record the offset") as raised:
+    with pytest.raises(ExportError, match="does not contain the offset") as raised:
         first.run(replay=True)
     assert (raised.value.topic, raised.value.offset) == (TOPIC, 50)
 

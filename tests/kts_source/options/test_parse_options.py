@@ -87,7 +87,7 @@ def test_misspelled_option_raises_error_that_suggests_the_right_name(option: str
         ({"startingOffsets": '{"orders":{"0":-1}}'}, "cannot be latest"),
         ({"endingOffsets": "earliest"}, "cannot be earliest"),
         ({"endingOffsets": '{"orders":{"0":-2}}'}, "cannot be earliest"),
-        ({"endingOffsets": '{"orders":{"0":-3}}'}, "-3 is not an offset"),
+        ({"endingOffsets": '{"orders":{"0":-3}}'}, "offset -3 of orders-0 is invalid"),
         ({"startingOffsets": '{"orders":{"0":1,"0":2}}'}, "a key twice"),
         ({"startingOffsets": '{"orders":{"0":1.5}}'}, "whole number"),
         ({"startingOffsets": '{"orders":{"x":1}}'}, "partition number"),

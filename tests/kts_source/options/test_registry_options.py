@@ -180,7 +180,7 @@ def test_descriptor_folder_is_used_as_registry(tmp_path: Path) -> None:
     assert "the folder has no schema 8" in reasons[1]
 
 
-def test_folder_of_schemas_named_by_uuid_is_used_as_registry(
+def test_folder_with_schema_files_named_by_uuid_is_used_as_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = [{"name": name, "type": "int"} for name in ("a", "b")]

@@ -145,7 +145,7 @@ def test_options_without_effect_are_logged_in_one_line(caplog: pytest.LogCapture
 def test_assigned_partition_above_all_partitions_raises_topic_not_found_error() -> None:
     options = tier_options("codecs", assign='{"codecs":[7,0,8]}')
     del options["subscribe"]
-    with pytest.raises(TopicNotFoundError, match=r"no partition 7, 8 of .* it has 0\."):
+    with pytest.raises(TopicNotFoundError, match=r"no partition 7, 8 in .* partitions: 0\."):
         plan_scan(parse_options(options))
 
 
@@ -172,7 +172,7 @@ def planned_offsets(**bounds: str) -> list[tuple[int, int]]:
 TXN_STOPS = [partition_summaries("txn")[number]["tier_end_offset"] for number in (0, 1)]
 
 
-def test_partitions_that_offsets_json_omits_begin_at_earliest_and_end_at_latest() -> None:
+def test_partitions_missing_in_offsets_json_are_read_from_earliest_to_latest() -> None:
     first, second = TXN_STOPS
     assert planned_offsets(startingOffsets='{"txn":{"0":5}}') == [(5, first), (0, second)]
     assert planned_offsets(endingOffsets='{"txn":{"1":7}}') == [(0, first), (0, 7)]

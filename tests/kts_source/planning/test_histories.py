@@ -103,7 +103,7 @@ def test_range_inside_hole_returns_no_rows_with_fail_on_data_loss_false() -> Non
     assert outcomes["read_committed"] > 5
 
 
-def test_transaction_ending_in_hole_after_range_raises_data_loss_error() -> None:
+def test_transaction_whose_marker_is_lost_after_the_range_raises_data_loss_error() -> None:
     # The scan must not skip the records of such a transaction with only a warning.
     steps = (
         *(Step("send", a=1, b=2), Step("roll", a=7), Step("append"), Step("roll", a=7)),

@@ -241,7 +241,7 @@ def test_hole_names_the_segments_before_and_after_it() -> None:
     assert log.unverifiable == ()
 
 
-def test_hole_names_the_copy_of_the_next_segment_used_for_reads() -> None:
+def test_hole_names_the_same_copy_of_the_next_segment_as_reads_use() -> None:
     retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
     log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes

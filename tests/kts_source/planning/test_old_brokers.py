@@ -76,7 +76,7 @@ def _read_offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
 
 
 @pytest.mark.parametrize("segments", [1, 2])
-def test_outcome_of_transaction_open_at_ending_offset_is_found_with_old_brokers(
+def test_scan_with_old_brokers_finds_outcome_of_transaction_open_at_its_end(
     brokers: FakeCluster, segments: int
 ) -> None:
     """The outcome is in the next tiered segment or in the broker's list for its own disk."""

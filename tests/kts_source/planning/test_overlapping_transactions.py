@@ -49,20 +49,18 @@ def plain(count: int) -> Callable[[LogBuilder], object]:
     return lambda builder: builder.append([SimpleRecord(b"plain")] * count)
 
 
-def aborted(count: int) -> Callable[[LogBuilder], object]:
-    """Returns a step that appends `count` records to a transaction that a later step aborts."""
-    return lambda builder: builder.send(1, [SimpleRecord(b"aborted")] * count)
+def transactional(count: int) -> Callable[[LogBuilder], object]:
+    """Returns a step that appends `count` records to a transaction that a later step ends."""
+    return lambda builder: builder.send(1, [SimpleRecord(b"transactional")] * count)
 
 
 def abort(builder: LogBuilder) -> object:
-    """Appends the abort marker of the transaction that `aborted` wrote."""
+    """Appends the abort marker of the transaction that `transactional` began."""
     return builder.abort(1)
 
 
 def commit(builder: LogBuilder) -> object:
-    """Appends a commit marker instead of an abort marker for the transaction that `aborted`
-    wrote.
-    """
+    """Appends the commit marker of the transaction that `transactional` began."""
     return builder.commit(1)
 
 
@@ -115,7 +113,7 @@ def offsets(
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("read", READS)
 def test_lost_index_entry_after_partly_read_segment_raises_error(read: str, local: bool) -> None:
-    steps = [aborted(2), plain(2), plain(2), lambda builder: builder.abort(1), plain(1)]
+    steps = [transactional(2), plain(2), plain(2), lambda builder: builder.abort(1), plain(1)]
     first, second = rolled(steps, {0, 2}), rolled(steps, {1})
     segments = [*first.segments[:2], second.segments[1]]
     assert offsets(segments, read, local=local, stop=8) == [2, 3, 4, 5, 7]
@@ -130,7 +128,7 @@ def test_lost_index_entry_of_segment_that_contains_another_segment_raises_error(
     read: str, local: bool
 ) -> None:
     steps = [
-        aborted(1),
+        transactional(1),
         plain(3),
         plain(1),
         lambda builder: builder.abort(1),
@@ -147,7 +145,7 @@ def test_lost_index_entry_of_segment_that_contains_another_segment_raises_error(
 
 @pytest.mark.parametrize("local", [False, True])
 def test_lost_marker_of_transaction_open_at_log_start_skips_only_its_rows(local: bool) -> None:
-    steps = [aborted(2), aborted(1), plain(2), plain(2), plain(2), abort, plain(2)]
+    steps = [transactional(2), transactional(1), plain(2), plain(2), plain(2), abort, plain(2)]
     first, second = rolled(steps, {0, 3, 4, 5}), rolled(steps, {0, 2, 4, 5})
     # The log starts at 2, inside the transaction. Its marker at 9 is lost.
     segments = [pick(first, 2, 7), pick(second, 5, 9), pick(second, 10, 12)]
@@ -157,10 +155,10 @@ def test_lost_marker_of_transaction_open_at_log_start_skips_only_its_rows(local:
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("stop", [12, 13])
-def test_transaction_across_hole_before_partly_read_segment_is_committed(
+def test_rows_of_committed_transaction_are_returned_if_hole_precedes_partly_read_segment(
     stop: int, local: bool
 ) -> None:
-    steps = [plain(1), aborted(1), plain(2), plain(1), plain(2), plain(2), plain(2), commit]
+    steps = [plain(1), transactional(1), plain(2), plain(1), plain(2), plain(2), plain(2), commit]
     steps.append(plain(1))
     first, second = rolled(steps, {2, 3, 6}), rolled(steps, {2, 3, 4, 5})
     segments = [pick(first, 0, 4), pick(first, 5, 11), pick(second, 7, 9), pick(second, 9, 13)]
@@ -176,11 +174,11 @@ def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> 
     with the marker that `end` appends.
     """
     steps = [
-        aborted(1),
+        transactional(1),
         plain(1),
         commit,
-        aborted(2),
-        aborted(1),
+        transactional(2),
+        transactional(1),
         plain(1),
         plain(1),
         end,
@@ -191,7 +189,7 @@ def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("stop", [6, 7, 8, 10])
-def test_commit_of_transaction_that_begins_in_hole_ignores_earlier_transaction(
+def test_commit_after_hole_is_not_matched_with_transaction_before_the_hole(
     stop: int, local: bool
 ) -> None:
     log = with_two_transactions_around_a_hole(commit)
@@ -218,7 +216,7 @@ def test_lost_index_entry_is_detected_after_two_holes(local: bool) -> None:
 def test_lost_index_entry_is_detected_after_hole_and_partly_read_segment(
     stop: int, local: bool
 ) -> None:
-    steps = [aborted(1), plain(1), plain(2), plain(1), plain(1), plain(1), abort, plain(1)]
+    steps = [transactional(1), plain(1), plain(2), plain(1), plain(1), plain(1), abort, plain(1)]
     first, second = rolled(steps, {1, 2, 4, 5}), rolled(steps, {1, 2, 3, 5})
     # Offsets [2, 4) are missing, and the snapshot of [4, 6) describes another offset than 5.
     segments = [pick(first, 0, 2), pick(first, 4, 6), pick(second, 5, 7), pick(first, 7, 9)]
@@ -235,7 +233,7 @@ def test_lost_index_entry_is_detected_after_hole_and_partly_read_segment(
 def test_lost_index_entry_is_detected_if_partly_read_segment_follows_hole(
     stop: int, local: bool
 ) -> None:
-    steps = [plain(2), plain(2), aborted(1), plain(1), plain(1), abort, plain(1)]
+    steps = [plain(2), plain(2), transactional(1), plain(1), plain(1), abort, plain(1)]
     first, second = rolled(steps, {0, 1, 3, 4}), rolled(steps, {0, 1, 2, 4})
     segments = [pick(first, 0, 2), pick(first, 4, 6), pick(second, 5, 7), pick(first, 7, 9)]
     more = {
@@ -255,7 +253,16 @@ def test_lost_index_entry_is_detected_if_partly_read_segment_follows_hole(
 def test_transaction_across_two_holes_and_invalid_snapshot_keeps_its_outcome(
     end: Callable[[LogBuilder], object], stop: int, local: bool
 ) -> None:
-    steps = [aborted(1), plain(1), plain(2), plain(2), plain(2), aborted(1), plain(1), end]
+    steps = [
+        transactional(1),
+        plain(1),
+        plain(2),
+        plain(2),
+        plain(2),
+        transactional(1),
+        plain(1),
+        end,
+    ]
     log = rolled([*steps, plain(1)], {1, 2, 3, 4, 6})
     segments = [pick(log, *each) for each in ((0, 2), (4, 6), (8, 10), (10, 12))]
     snapshot = segments[1].snapshot
@@ -350,7 +357,7 @@ def hybrid_offsets(
 def test_marker_after_the_end_of_a_partly_read_segment_aborts_its_transaction(
     stop: int, versions: dict[str, int]
 ) -> None:
-    steps = [aborted(2), plain(2), plain(2), abort, plain(1), plain(2), plain(2)]
+    steps = [transactional(2), plain(2), plain(2), abort, plain(1), plain(2), plain(2)]
     first, second = rolled(steps, {1, 4, 5}), rolled(steps, {1, 2, 5})
     ranges = [(first, 0, 4), (first, 4, 8), (second, 6, 10), (first, 10, 12)]
     segments = [pick(*each) for each in ranges]
@@ -373,8 +380,8 @@ def test_read_that_starts_in_partly_read_segment_uses_the_tier(
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_read_that_ends_before_a_transaction_succeeds_with_old_brokers(stop: int) -> None:
-    steps = [plain(2), aborted(2), commit, plain(1), plain(2), plain(2)]
+def test_old_brokers_serve_a_read_that_ends_before_a_transaction(stop: int) -> None:
+    steps = [plain(2), transactional(2), commit, plain(1), plain(2), plain(2)]
     log = rolled(steps, {1, 3, 4})
     segments = [files for files in log.segments if files.base_offset != 4]
     rows = hybrid_offsets(log, segments, OLD_BROKERS, local_start=8, stop=stop)

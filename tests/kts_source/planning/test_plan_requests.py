@@ -162,7 +162,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
 
 
 @pytest.mark.parametrize("topic", only(6, TOPICS))
-def test_plan_of_offset_window_of_golden_topic_equals_plan_from_all_manifests(
+def test_offset_window_of_golden_topic_has_the_plan_made_from_all_manifests(
     topic: str,
     from_all: Callable[..., object],
     views: Counter[bool],
@@ -201,7 +201,7 @@ def test_plan_of_offset_window_of_golden_topic_equals_plan_from_all_manifests(
 
 
 @pytest.mark.slow
-def test_plan_of_offset_window_of_random_log_equals_plan_from_all_manifests(
+def test_offset_window_of_random_log_has_the_plan_made_from_all_manifests(
     from_all: Callable[..., object], views: Counter[bool]
 ) -> None:
     counted: Counter[str] = Counter()
@@ -260,7 +260,7 @@ def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
 
 
 @pytest.mark.parametrize("topic", ["timeline", "codecs", "appendtime", "txn", "epochs"])
-def test_plan_of_time_window_equals_plan_from_all_manifests(
+def test_time_window_has_the_plan_made_from_all_manifests(
     topic: str, from_all: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)

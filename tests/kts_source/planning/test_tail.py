@@ -157,7 +157,7 @@ def test_offsets_missing_on_an_older_disk_are_read_from_tier(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_hole_in_tier_above_high_watermark_of_disk_is_read_from_disk(
+def test_disk_fills_hole_in_tier_even_above_its_high_watermark(
     scene: TierAndDisk, level: str
 ) -> None:
     """The high watermark of the disk is older than the tier. Records below a tiered segment are
@@ -179,7 +179,7 @@ def test_records_below_log_start_of_disk_are_not_read(scene: TierAndDisk, level:
     assert scene.read_offsets(level) == [o for o in list_expected_offsets(LOG, level) if o >= start]
 
 
-def test_log_start_of_tiered_log_after_crash_is_read_from_leader_epochs(scene: TierAndDisk) -> None:
+def test_tiered_log_starts_at_its_first_leader_epoch_after_crash(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0, 1, 2)
     scene.disk.write(LOG, clean=False)
     scene.drop(LOG, 2)

@@ -74,7 +74,7 @@ def test_hole_whose_offsets_exist_only_on_dead_branch_raises_data_loss_error(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("number", [3, 4])
-def test_offsets_of_lost_log_file_after_the_tier_are_read_from_other_disk(
+def test_log_file_lost_above_the_tier_is_replaced_by_another_disk(
     scene: TierAndDisk, level: str, number: int
 ) -> None:
     scene.copy(LOG, 0, 1)

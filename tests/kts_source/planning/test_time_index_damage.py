@@ -109,17 +109,28 @@ def test_time_index_without_last_entries_loses_no_row(seed: int) -> None:
             assert started == [offset for offset, _ in rows if offset >= dated[0]]
 
 
-def test_audit_accepts_segment_with_largest_timestamp_before_last_record(tmp_path: Path) -> None:
+def write_segment_with_largest_timestamp_at_offset_3(root: Path) -> dict[str, str]:
+    """Returns the options of the tier. The segment has 40 records."""
     builder = LogBuilder()
     for number in range(40):
         timestamp = FIRST_MS + (10_000 if number == 3 else number)
         builder.append([SimpleRecord(bytes(60_000), timestamp=timestamp)])
     builder.roll()
-    LocalTierWriter(tmp_path, topic="t").write_segment(builder.build().segments[0])
-    options = {"path": str(tmp_path), "subscribe": "t", "layout": "local-tiered-storage"}
+    LocalTierWriter(root, topic="t").write_segment(builder.build().segments[0])
+    return {"path": str(root), "subscribe": "t", "layout": "local-tiered-storage"}
+
+
+def test_audit_accepts_segment_whose_last_record_does_not_have_the_largest_timestamp(
+    tmp_path: Path,
+) -> None:
+    options = write_segment_with_largest_timestamp_at_offset_3(tmp_path)
     table = kts_source.scan({**options, "timestampRange": f"{FIRST_MS + 5_000},"}).to_table()
     assert table["offset"].to_pylist() == [3]
     assert kts_source.audit(options, level="bytes").findings == ()
+
+
+def test_audit_reports_time_index_without_the_largest_timestamp(tmp_path: Path) -> None:
+    options = write_segment_with_largest_timestamp_at_offset_3(tmp_path)
     index = next(tmp_path.rglob("*.timeindex"))
     index.write_bytes(index.read_bytes()[:12])
     report = kts_source.audit(options, level="indexes")

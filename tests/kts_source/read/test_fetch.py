@@ -122,7 +122,7 @@ def test_range_larger_than_prefetch_bytes_is_read_alone() -> None:
         assert [fetched.request for fetched in results] == requests(3, size=1000)[1:]
 
 
-def test_read_error_is_raised_after_results_of_earlier_ranges() -> None:
+def test_earlier_ranges_are_returned_before_a_read_error() -> None:
     store = RecordingStore()
     store.failing = {200: ObjectNotFoundError("gone"), 100: StoreError("earlier")}
     results = fetch(store, requests(20))
@@ -135,7 +135,7 @@ def test_read_error_is_raised_after_results_of_earlier_ranges() -> None:
     assert len(store.asked) < 20
 
 
-def test_error_of_request_iterator_is_raised_after_results_of_earlier_ranges() -> None:
+def test_requested_ranges_are_returned_before_an_error_of_the_request_iterator() -> None:
     def broken() -> Iterator[FetchRequest]:
         yield from requests(3)
         raise RuntimeError("the iterator failed")

@@ -160,7 +160,7 @@ def test_failfast_raises_for_malformed_condition_field(damaged: dict[str, str]) 
     assert first["offset"].to_pylist() == [0, 1, 2]
 
 
-def test_failfast_raises_for_malformed_field_outside_condition_only_if_row_matches(
+def test_failfast_raises_for_malformed_field_only_if_its_row_matches_the_condition(
     tmp_path: Path,
 ) -> None:
     # The field `note` is not UTF-8. This has no effect on scans that decode only `country`.

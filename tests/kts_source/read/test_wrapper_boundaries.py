@@ -36,7 +36,7 @@ def write_tier(
     codec: str = "gzip",
     interval: int = 1,
 ) -> Path:
-    """Writes one segment. The value of each record has its offset. Returns the path of the log.
+    """Writes one segment. Each record's value contains its offset. Returns the path of the log.
 
     Args:
         root: Folder of the tier.
@@ -64,7 +64,7 @@ def write_tier(
 
 
 def read_rows(root: Path, layout: str, start: int, stop: int, target: str) -> list[int]:
-    """Returns the offsets of the rows of a bounded scan, and checks that the values match them."""
+    """Returns the offsets of the rows of a bounded scan, and checks that the values match."""
     table = scan(
         {
             "path": str(root),
@@ -114,17 +114,17 @@ def test_flipped_bit_in_entry_offset_leaves_rows_unchanged_or_raises(
 
 
 @pytest.mark.parametrize("layout", sorted(WRITERS))
-def test_slice_before_overlapping_wrapper_raises(tmp_path: Path, layout: str) -> None:
+def test_wrapper_that_overlaps_the_previous_slice_raises(tmp_path: Path, layout: str) -> None:
     log = write_tier(tmp_path, layout, [4, 3, 4, 3, 5], [2, 1, 1, 1, 1], 90)
     data = bytearray(log.read_bytes())
     wrapper = list(iter_entries(bytes(data)))[1]
     data[wrapper.position + 7] ^= 2  # [94, 97) becomes [96, 99); the next wrapper has [97, 101)
     log.write_bytes(data)
-    with pytest.raises(TieredKafkaError, match=r"offsets 97 to 100.* ends with offset 98"):
+    with pytest.raises(TieredKafkaError, match=r"begins at offset 97.* ends with offset 98"):
         read_rows(tmp_path, layout, 90, 101, "200")
 
 
-def test_message_moved_below_the_slice_before_it_raises_or_is_not_read(tmp_path: Path) -> None:
+def test_message_with_an_offset_of_the_previous_slice_raises_or_is_not_read(tmp_path: Path) -> None:
     errors = []
     log = write_tier(tmp_path, "aiven", [6, 3, 5], [2, 1, 1], 0, codec="none", interval=150)
     data = bytearray(log.read_bytes())

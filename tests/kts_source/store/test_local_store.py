@@ -234,7 +234,7 @@ def test_version_is_size_and_modification_time(tmp_path: Path) -> None:
         store_of(tmp_path).get_range("x", 0, 1, version=info.version)
 
 
-def test_link_to_a_path_outside_the_root_is_refused_after_a_read_of_its_folder(
+def test_link_out_of_the_root_is_refused_even_if_its_folder_was_read_before(
     tmp_path: Path,
 ) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"

@@ -39,7 +39,7 @@ def with_begins(end: StreamPosition, **offsets: int) -> StreamPosition:
     return StreamPosition(end.topics, {"t": TopicBegin(topic_id, numbers)})
 
 
-def test_batch_begins_at_previous_end_or_at_begin_stored_in_end_position() -> None:
+def test_stored_begin_offset_overrides_the_previous_end_of_a_partition() -> None:
     end = with_begins(position_at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
     assert batch_ranges(position_at(p0=5, p1=0, p2=5), end) == [
         BatchRange(TopicPartition("t", 0), "A", 5, 9),

@@ -347,7 +347,7 @@ def test_replayed_batch_with_a_deleted_segment_raises_data_loss_error(tier: Grow
     assert_same_rows(stream.rows(), rows_between(expected, start, 1 << 60))
 
 
-def test_replay_of_batch_beyond_the_end_of_the_tier_raises_data_loss_error(
+def test_replay_raises_data_loss_error_if_the_batch_ends_above_the_tier(
     tier: GrowingTier,
 ) -> None:
     folder = tier.folder("codecs")

@@ -52,7 +52,7 @@ def test_end_offsets_ignore_uncommitted_batches(tmp_path: Path) -> None:
     assert json.loads(end_offsets(tmp_path.as_uri())) == expected
 
 
-def test_end_offsets_of_unread_partitions_are_earliest(tmp_path: Path) -> None:
+def test_end_offset_is_earliest_for_partitions_missing_in_checkpoint(tmp_path: Path) -> None:
     checkpoint = write(tmp_path, text_of({"orders": {"2": 9}, "users": {"0": 1}}))
     offsets = json.loads(end_offsets(checkpoint, partitions={"orders": 4, "other": 2}))
     assert offsets == {"orders": {"0": -2, "1": -2, "2": 9, "3": -2}, "users": {"0": 1}}

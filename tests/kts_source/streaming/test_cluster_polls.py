@@ -360,7 +360,7 @@ def test_unclean_election_with_longer_log_raises_data_loss_error(
     lenient.close()
 
 
-def test_position_far_below_newest_epoch_has_epoch_of_last_record_before_it(
+def test_position_has_epoch_of_last_read_record_even_if_newer_epochs_exist(
     brokers: FakeCluster,
 ) -> None:
     partition = FakePartition(

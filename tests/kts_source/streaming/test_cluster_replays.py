@@ -77,7 +77,7 @@ def test_replay_does_not_wait_for_partitions_outside_its_batch(
     stream.close()
 
 
-def test_replay_waits_for_a_partition_of_its_batch_without_a_leader(brokers: FakeCluster) -> None:
+def test_replay_without_a_leader_raises_until_the_leader_is_back(brokers: FakeCluster) -> None:
     """The rows of this partition must not count as lost."""
     partition = new_partition()
     brokers.create("t", [partition])

@@ -258,7 +258,9 @@ def test_stream_waits_for_the_tier_after_tail_was_turned_off(
     stream.close()
 
 
-def test_tier_is_listed_again_after_old_brokers_moved_their_local_start(tmp_path: Path) -> None:
+def test_tier_is_listed_again_after_kafka_3_9_brokers_moved_the_local_log_start(
+    tmp_path: Path,
+) -> None:
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
         partition, topic_id = create_topic(brokers, tmp_path, 2)
         partition.log.local_start = 6

@@ -68,7 +68,7 @@ def test_stream_continues_after_an_election_above_the_read_offset(
     assert stream.last["topics"]["t"] == {"id": TOPIC_ID, "p": {"0": 25}, "e": {"0": 4}}
 
 
-def test_log_of_new_leader_that_ends_below_read_offset_raises_data_loss_error(
+def test_stream_raises_data_loss_error_if_new_leader_ends_below_read_offset(
     tmp_path: Path, stream: Running
 ) -> None:
     write(tmp_path, branch((0, 10), (2, 5))[1:], 10)

@@ -114,7 +114,7 @@ def test_checkpoint_with_other_topic_id_than_option_raises_stream_offset_error(
         stream.batch()
 
 
-def test_older_topic_id_is_not_read_after_newer_segments_expire(tier: GrowingTier) -> None:
+def test_older_topic_id_is_not_read_after_segments_of_newer_id_expire(tier: GrowingTier) -> None:
     """All segments of the current topic id may expire while objects of the older id remain."""
     old, new = (tier.folder("recreated", topic_id=topic_id) for topic_id in RECREATED)
     for folder in (old, new):

@@ -36,7 +36,7 @@ def test_single_constant_column_has_a_row_per_record() -> None:
     assert [chunk.num_rows for chunk in table.to_batches()] == [5, 5, 5, 5, 3]
 
 
-def test_constant_column_has_all_rows_of_a_batch_larger_than_the_previous_one() -> None:
+def test_constant_column_grows_for_a_larger_batch() -> None:
     """The last batch of the first window is smaller than the batches of the second window."""
     decoder = RecordDecoder(columns=("topic",), constants=LOCATION, max_rows=15)
     sizes = [batch.num_rows for batch in (*decoder.feed(DATA[:300]), *decoder.flush())]

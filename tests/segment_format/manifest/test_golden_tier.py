@@ -200,7 +200,7 @@ def vector_segment(case: str) -> Stored:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_segment_of_each_vector_decodes_to_original_files(case: str) -> None:
+def test_segment_of_each_test_vector_decodes_to_original_files(case: str) -> None:
     stored = vector_segment(case)
     original = (ORIGINAL / "00000000000000001234.log").read_bytes()
     assert stored.log() == original

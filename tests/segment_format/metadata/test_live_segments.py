@@ -157,7 +157,7 @@ def test_updates_of_unknown_segments_are_dropped() -> None:
     assert known_segments([replace(SEGMENT, state=FINISHED)]) == ()
 
 
-def test_repeated_first_event_of_segment_applies_only_before_copy_finishes() -> None:
+def test_repeated_copy_started_event_is_ignored_after_copy_finished() -> None:
     again = replace(SEGMENT, end_offset=120)
     assert known_segments([SEGMENT, again]) == (again,)
     (segment,) = known_segments([SEGMENT, update(FINISHED), again])

@@ -160,7 +160,7 @@ def test_truncated_last_inner_message_is_ignored() -> None:
         "negative offset",
     ],
 )
-def test_impossible_wrapper_raises(log: bytes) -> None:
+def test_malformed_legacy_message_raises_at_its_position(log: bytes) -> None:
     log = record_set("v1-none") + log
 
     with pytest.raises(CorruptRecordError) as caught:

@@ -50,7 +50,7 @@ def header_or_reason(value: bytes) -> tuple[int | str, int] | str:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_headers_of_an_array_equal_headers_that_are_read_one_by_one(seed: int) -> None:
+def test_vectorized_header_reader_equals_reader_of_single_values(seed: int) -> None:
     chance = random.Random(seed)
     max_byte = chance.choice([1, 2, 255])
     values = [

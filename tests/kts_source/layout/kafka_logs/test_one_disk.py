@@ -141,7 +141,7 @@ def test_torn_batch_below_high_watermark_raises_data_loss_error_with_position(
     assert rows == list_expected_offsets(LOG, "read_uncommitted", stop=base)
 
 
-def test_torn_batch_below_recovery_point_raises_data_loss_error_with_option_end_of_log(
+def test_option_end_of_log_refuses_torn_batch_below_recovery_point(
     tmp_path: Path,
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=END)
@@ -229,7 +229,7 @@ def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [b"0 17", b"1 17", b"2 50"])
-def test_log_start_of_untiered_log_after_crash_is_not_read_from_leader_epochs(
+def test_leader_epochs_do_not_move_the_start_of_an_untiered_log_after_crash(
     tmp_path: Path, first: bytes
 ) -> None:
     """The broker did not flush its log start before the crash, so after the restart consumers

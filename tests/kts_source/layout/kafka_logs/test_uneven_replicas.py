@@ -165,7 +165,7 @@ def test_rows_of_three_partial_replicas_are_combined(tmp_path: Path) -> None:
     assert {piece[0] for piece in list_slices(tmp_path)} == {"a", "b", "c"}
 
 
-def test_replica_that_differs_at_start_of_chosen_replica_is_not_read(
+def test_replica_with_another_batch_where_the_chosen_replica_starts_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "a").write(build_log("other")).checkpoint(LOG_STARTS, 0)
@@ -228,7 +228,7 @@ def test_replica_that_ends_before_chosen_replica_starts_is_reported_and_not_read
     assert f"it holds [0, {stale_end}), which does not reach offset {first}" in caplog.text
 
 
-def test_skipped_offsets_before_first_offset_of_late_replica_are_reported(
+def test_unread_offsets_below_the_first_offset_of_a_late_replica_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rows before the first offset of the late replica are only in the older replica, because its
@@ -289,7 +289,7 @@ def test_complete_replica_is_preferred_to_replica_with_lost_batches(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_offsets_of_lost_log_of_longest_replica_are_read_from_other_replica(
+def test_log_file_lost_on_the_longest_replica_is_read_from_another_replica(
     tmp_path: Path, level: str, number: int, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     drop_last(Disk(tmp_path / "a").write(LOG, clean=clean), LOG, 1)

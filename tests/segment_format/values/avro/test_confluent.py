@@ -157,7 +157,7 @@ def test_confluent_values_of_bytes_schema_have_no_length_prefix(
         assert [bad.row for bad in result.bad] == ([] if values is rows else [0])
 
 
-def test_values_of_bytes_schema_decode_in_one_batch_with_values_of_other_schemas() -> None:
+def test_batch_that_mixes_bytes_schema_with_other_schemas_decodes() -> None:
     writers: dict[int | str, Schema] = {
         1: parse_avro('"bytes"'),
         2: parse_avro('"string"'),
