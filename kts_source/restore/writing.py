@@ -62,7 +62,7 @@ from segment_format.record.batch_header import (
 from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from kts_source.options import ScanOptions
@@ -467,12 +467,13 @@ class PartitionWriter:
             for span in self._plan.surviving.ranges
             if span.start < self._restore.stop
         ]
-        for number, (span, path) in enumerate(self._downloads(source, ranges)):
-            with path.open("r+b") as file:
-                start, stop = self._kept_bytes(file, span, is_first=number == 0)
-                base = _base_offset(file, span, start, stop)
-                _keep(file, start, stop)
-                self._finish(file, base, is_last=number == len(ranges) - 1)
+        with closing(self._downloads(source, ranges)) as downloads:
+            for number, (span, path) in enumerate(downloads):
+                with path.open("r+b") as file:
+                    start, stop = self._kept_bytes(file, span, is_first=number == 0)
+                    base = _base_offset(file, span, start, stop)
+                    _keep(file, start, stop)
+                    self._finish(file, base, is_last=number == len(ranges) - 1)
         if not ranges:
             with self._temporary_file(0).open("w+b") as file:
                 self._finish(file, self._restore.log_start, is_last=True)
@@ -486,9 +487,10 @@ class PartitionWriter:
 
     def _downloads(
         self, source: SegmentSource, ranges: Sequence[SegmentRange]
-    ) -> Iterator[tuple[SegmentRange, Path]]:
+    ) -> Generator[tuple[SegmentRange, Path]]:
         """Yields each range with the downloaded file of its segment. A thread downloads and syncs
-        the next segment while the caller checks the current one.
+        the next segment while the caller checks the current one. Close the generator to wait for
+        the thread.
         """
 
         def download(number: int) -> Path:
