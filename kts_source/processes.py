@@ -5,8 +5,10 @@ tracebacks.
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import multiprocessing
 import os
+import pickle
 import signal
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,7 +25,8 @@ R = TypeVar("R")
 def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[R]:
     """Yields the results of `call` for each task as they become available.
 
-    Close the iterator to cancel the remaining tasks.
+    Close the iterator to cancel the remaining tasks. The processes write log lines to stderr, in
+    the format of this process if logger `kts_source` has a handler.
 
     Args:
         call: Picklable function with picklable arguments and results.
@@ -39,7 +42,7 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
     context = multiprocessing.get_context("spawn")
     started = context.SimpleQueue()
     pool = concurrent.futures.ProcessPoolExecutor(
-        workers, context, initializer=_begin_worker, initargs=(started,)
+        workers, context, initializer=_begin_worker, initargs=(started, _log_format())
     )
     try:
         # Block SIGINT while the processes start, because Ctrl-C would print tracebacks then. The
@@ -83,7 +86,29 @@ class _Worker:
                 raise KeyboardInterrupt
 
 
-def _begin_worker(started: SimpleQueue[int]) -> None:
+def _log_format() -> tuple[int, bytes] | None:
+    """Returns the level and the pickled formatter of the stream handler of logger `kts_source`;
+    `None` if there is no handler, or if its formatter cannot be pickled.
+    """
+    ours = logging.getLogger("kts_source")
+    handlers = [each for each in ours.handlers if isinstance(each, logging.StreamHandler)]
+    if not handlers:
+        return None
+    try:
+        formatter = pickle.dumps(handlers[0].formatter)
+    except Exception:  # noqa: BLE001  # a formatter of another package may raise any error
+        return None
+    return max(ours.getEffectiveLevel(), handlers[0].level), formatter
+
+
+def _begin_worker(started: SimpleQueue[int], log_format: tuple[int, bytes] | None) -> None:
+    ours = logging.getLogger("kts_source")
+    if log_format is not None and not ours.hasHandlers():  # the script may have added one
+        level, formatter = log_format
+        handler = logging.StreamHandler()
+        handler.setFormatter(pickle.loads(formatter))
+        ours.addHandler(handler)
+        ours.setLevel(level)
     signal.signal(signal.SIGINT, _Worker.on_interrupt)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     started.put(os.getpid())

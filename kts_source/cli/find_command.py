@@ -228,7 +228,7 @@ def _silence_planning() -> None:
     faults. With `--verbose`, they are shown.
     """
     planning = logging.getLogger("kts_source.planning")
-    if planning.level == logging.NOTSET:
+    if not planning.isEnabledFor(logging.INFO):
         planning.setLevel(logging.ERROR)
         click.get_current_context().call_on_close(partial(planning.setLevel, logging.NOTSET))
 

@@ -372,24 +372,21 @@ class _Printable(logging.Formatter):
 
 
 def _log_to_stderr(*, verbose: bool) -> None:
-    """Prints warnings while the current command runs; with `verbose`, also notes of planning and
-    the lines of an export, with time and level.
+    """Prints warnings while the current command runs; with `verbose`, also lines of level INFO, and
+    all lines with time and level.
     """
     ours = logging.getLogger("kts_source")
-    noted = [logging.getLogger(f"kts_source.{name}") for name in ("planning", "export.run_log")]
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
     handler.setFormatter(_Printable(form))
     ours.addHandler(handler)
-    levels = [logger.level for logger in noted]
+    level = ours.level
     if verbose:
-        for logger in noted:
-            logger.setLevel(logging.INFO)
+        ours.setLevel(logging.INFO)
 
     def restore() -> None:
         ours.removeHandler(handler)
-        for logger, level in zip(noted, levels, strict=True):
-            logger.setLevel(level)
+        ours.setLevel(level)
 
     click.get_current_context().call_on_close(restore)

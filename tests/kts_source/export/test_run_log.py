@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +16,7 @@ from kts_source import metrics
 from kts_source.errors import InvalidOptionError
 from tests.golden_data import partition_summaries
 from tests.kts_source.export.exporting import FORMATS, Lake, source
+from tests.kts_source.read.typed_tier import TOPIC, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,3 +118,34 @@ def test_offsets_after_an_open_transaction_cause_no_warning(
     (line,) = [line for line in lines_of(caplog) if "left for a later run" in line]
     assert line.endswith(str(gap))
     assert not [r for r in caplog.records if r.name == LOGGER and r.levelno >= logging.WARNING]
+
+
+def stderr_of(*arguments: str) -> str:
+    command = [sys.executable, "-m", "kts_source.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_verbose_export_command_prints_log_lines_with_time_and_level(
+    workers: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "tier", [[b'{"id": 1}', b"no JSON"], [b'{"id": 2}']])["path"]
+    arguments = ["export", path, TOPIC, "--workers", workers, "--json"]
+    arguments += ["-o", "value.format=json", "-o", "value.schema=id bigint"]
+    arguments += ["-o", "value.mode=DROPMALFORMED", "-o", "maxSegmentsPerTask=1"]
+    quiet = stderr_of(*arguments, str(tmp_path / "quiet"))
+    assert "INFO" not in quiet
+    assert re.search("^1 rows cannot be decoded and are skipped", quiet, re.MULTILINE)
+    verbose = stderr_of(*arguments, str(tmp_path / "verbose"), "--verbose")
+    time = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
+    for line in ("offsets to write", "committed", "ended: 2 rows"):
+        pattern = rf"{time} INFO kts_source\.export\.run: run [0-9a-f]{{32}}: .*{line}"
+        assert re.search(pattern, verbose, re.MULTILINE)
+    pattern = rf"{time} WARNING kts_source\.read\.typed_rows: 1 rows cannot be decoded"
+    assert re.search(pattern, verbose, re.MULTILINE)
+
+
+def test_verbose_cat_command_prints_log_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "tier", [[b"1", b"2"]])["path"]
+    assert stderr_of("cat", path, TOPIC) == ""
+    assert " INFO kts_source.read.read_task: " in stderr_of("cat", path, TOPIC, "--verbose")
