@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from kts_source.columns import DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
-from kts_source.errors import ExportError, ObjectNotFoundError, TransformError
+from kts_source.errors import (
+    ExportError,
+    InvalidOptionError,
+    ObjectNotFoundError,
+    TransformError,
+)
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.rejections import RecordCounts
@@ -132,6 +137,30 @@ class DeadLetters:
             with contextlib.suppress(Exception):
                 self._target.delete(self._key)
                 self._target.close()
+
+
+def check_dead_letters(settings: ExportSettings) -> None:
+    """Writes a file to the folder of rejected rows and deletes it, before tasks do their work.
+
+    Raises:
+        InvalidOptionError: The folder cannot be written.
+        StoreError: The store does not accept the file.
+    """
+    if settings.dead_letters is None:
+        return
+    key = f"{ATTEMPTS}probe-{uuid.uuid4().hex}"
+    with closing(open_target(settings.dead_letters, settings.storage)) as target:
+        try:
+            with closing(target.open_output(key)) as output:
+                output.write(b"1")
+            target.delete(key)
+        except ExportError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            raise InvalidOptionError(
+                f"the folder dead_letters {settings.dead_letters} cannot be written:"
+                f" {error.__cause__.strerror}. Choose another folder"
+            ) from None
 
 
 def list_dead_letters(

@@ -97,19 +97,26 @@ class ParquetFile:
             for leaf in leaves(schema)
             if pa.types.is_string(leaf.type) or (leaf.path in _REPEATING and not leaf.is_inner)
         ]
-        self._writer = pq.ParquetWriter(
-            sink,
-            _as_dictionaries(schema, self._constants),
-            compression=compression.upper(),
-            use_dictionary=[name for name in repeating if name not in packed],
-            column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED") or None,
-            write_statistics=[
-                leaf.path for leaf in leaves(schema) if leaf.path in bounded or _is_bounded(leaf)
-            ],
-            metadata_collector=self._collected,
-            store_schema=False,
-            write_batch_size=_WRITE_BATCH_ROWS,
-        )
+        try:
+            self._writer = pq.ParquetWriter(
+                sink,
+                _as_dictionaries(schema, self._constants),
+                compression=compression.upper(),
+                use_dictionary=[name for name in repeating if name not in packed],
+                column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED") or None,
+                write_statistics=[
+                    leaf.path
+                    for leaf in leaves(schema)
+                    if leaf.path in bounded or _is_bounded(leaf)
+                ],
+                metadata_collector=self._collected,
+                store_schema=False,
+                write_batch_size=_WRITE_BATCH_ROWS,
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):
+                sink.close()
+            raise
 
     @property
     def is_full_to_sort(self) -> bool:

@@ -38,6 +38,7 @@ from kts_source.export.compaction import (
     spill_folder,
 )
 from kts_source.export.dead_letters import (
+    check_dead_letters,
     drop_dead_letters,
     is_unpublished,
     list_dead_letters,
@@ -268,6 +269,7 @@ class _Run:
         try:
             if plan.waves:
                 with self.table.marked(self.run_id):
+                    check_dead_letters(self.settings)
                     self._write(plan, columns, state)
         finally:
             self.progress.end()

@@ -12,6 +12,7 @@ written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import uuid
@@ -22,6 +23,7 @@ from kts_source.errors import (
     InvalidOptionError,
     ObjectChangedError,
     ObjectNotFoundError,
+    StoreUnavailableError,
     TieredKafkaError,
     UnsupportedTargetError,
 )
@@ -31,7 +33,7 @@ from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.s3_store import S3Store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from kts_source.secret import Secret
@@ -41,6 +43,8 @@ UPLOAD_PART_BYTES: Final = 8 << 20
 _WRITE_BACK_BYTES: Final = 8 << 20
 _UPLOAD_ATTEMPTS: Final = 5
 _COPY_OF: Final = "kts-copy-of"
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""Errors of file systems that cannot create hard links."""
 
 
 class TargetStore(ObjectStore, Protocol):
@@ -127,12 +131,6 @@ def require_create(target: TargetStore) -> None:
     try:
         if target.create(probe, b"1") and not target.create(probe, b"2"):
             return
-    except TieredKafkaError:
-        raise
-    except OSError as error:
-        raise UnsupportedTargetError(
-            f"cannot create files atomically: {error.strerror}", uri=target.uri("")
-        ) from error
     finally:
         target.delete(probe)
     raise UnsupportedTargetError(
@@ -161,6 +159,28 @@ def require_published(actual: int | None, size: int, source: str, destination: s
         )
 
 
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Converts the errors of the operating system that the block raises to errors of the package.
+
+    Raises:
+        StoreUnavailableError: A file system of another machine does not respond.
+        ExportError: The operating system raised another error.
+    """
+    try:
+        yield
+    except TieredKafkaError:
+        raise
+    except OSError as error:
+        is_outage = isinstance(error, TimeoutError | ConnectionError)
+        kind = StoreUnavailableError if is_outage else ExportError
+        raise kind(
+            f"a file cannot be written: {error.strerror or error}. Commits are kept: correct this"
+            " and run again to continue",
+            uri=str(path),
+        ) from error
+
+
 class LocalTarget(LocalStore, TargetStore):
     """A local folder, or a folder of a shared file system."""
 
@@ -169,46 +189,45 @@ class LocalTarget(LocalStore, TargetStore):
         file appears with all its bytes or not at all.
         """
         path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
-        with _SyncedFile(draft) as file:
-            file.write(data)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink()
-        _sync_folder(path.parent)
+        with _write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with _SyncedFile(draft) as file:
+                    file.write(data)
+                if not _link(draft, path):
+                    return False
+            finally:
+                draft.unlink(missing_ok=True)
+            _sync_folder(path.parent)
         return True
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401
         """See `TargetStore.open_output`."""
         path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return _SyncedFile(path)
+        with _write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _SyncedFile(path)
 
     def publish(self, source: str, destination: str, size: int) -> None:
         """See `TargetStore.publish`. Creates a hard link at `destination`, and then deletes
         `source`.
         """
         draft, path = self._path(source), self._path(destination)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # published before, or missing
-            try:
-                os.link(draft, path)
-            except FileExistsError:
-                # Another process has stopped between linking and removing, or publishes the file
-                # concurrently.
-                if not draft.samefile(path):
+        with _write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # published before, or missing
+                # If there is a file, another process has stopped between linking and removing, or
+                # publishes the file concurrently.
+                if not _link(draft, path) and not draft.samefile(path):
                     raise ExportError(
                         "another file has the name of a committed file. Move it away and run again",
                         uri=str(path),
-                    ) from None
-        length = path.stat().st_size if path.exists() else None
-        require_published(length, size, self.uri(source), self.uri(destination))
-        _sync_folder(path.parent)
-        draft.unlink(missing_ok=True)
+                    )
+            length = path.stat().st_size if path.exists() else None
+            require_published(length, size, self.uri(source), self.uri(destination))
+            _sync_folder(path.parent)
+            draft.unlink(missing_ok=True)
 
     def delete(self, key: str) -> None:
         """See `TargetStore.delete`."""
@@ -235,9 +254,14 @@ class _SyncedFile(io.BufferedWriter):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.open("xb", buffering=0))
+        self._path = path
         self._waiting = 0
 
     def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
+        with _write_errors(self._path):
+            return self._write(data)
+
+    def _write(self, data: Any) -> int:  # noqa: ANN401
         written = super().write(data)
         self._waiting += written
         # Start writing these bytes to disk while the next rows are compressed, so that `close` need
@@ -250,10 +274,32 @@ class _SyncedFile(io.BufferedWriter):
         return written
 
     def close(self) -> None:
-        if not self.closed:
-            self.flush()
-            os.fsync(self.fileno())
-        super().close()
+        with _write_errors(self._path):
+            try:
+                if not self.closed:
+                    self.flush()
+                    os.fsync(self.fileno())
+            except OSError:
+                self.raw.close()  # a later call must not write the rest
+                raise
+            super().close()
+
+
+def _link(draft: Path, path: Path) -> bool:
+    """Creates a hard link to `draft`. Returns False if `path` exists."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise UnsupportedTargetError(
+            f"cannot create files atomically: {error.strerror}. Export into a folder of a file"
+            " system with hard links",
+            uri=str(path),
+        ) from error
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
