@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,11 +16,13 @@ from kts_source.cli.output import (
     write_atomically,
 )
 from kts_source.cli.scan_options import RECORDS, json_flag, require_topic, scan_options
-from kts_source.errors import InvalidOptionError, TieredKafkaError, TopicsFailedError
+from kts_source.errors import InvalidOptionError, TopicsFailedError
 from kts_source.libraries import require
 from kts_source.texts import json_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kts_source.export.by_topic import TableExport
     from kts_source.export.follow import RoundMetrics
     from kts_source.export.report import BackfillReport
@@ -190,15 +193,9 @@ def export(
     **settings: Any,  # noqa: ANN401  # `ExportArguments`
 ) -> None:
     """Write the selected topics to TARGET, each offset once. Run the command again to continue."""
-    # Other commands do not need these modules.
-    from kts_source.export.report import failure_to_prometheus
+    # Other commands do not need this module.
     from kts_source.export.settings import export_settings
 
-    if not clean:
-        require_topic(options)
-    if png is not None:
-        require("matplotlib", "plot", "--png")  # fail before the work, not after it
-        check_output(png)
     if prometheus is not None:
         check_output(prometheus)
     named = {name: value for name, value in settings.items() if value not in (None, ())}
@@ -213,19 +210,36 @@ def export(
     if end_offsets:
         from kts_source.export.end_offsets import end_offsets as offsets_of_table
 
+        require_topic(options)
         click.echo(offsets_of_table(source=options, target=target, **named))
         return
-    exports = _exports(options, target, topic_options, named)
-    try:
+    with _failure_metrics(prometheus, target):
+        require_topic(options)
+        if png is not None:
+            require("matplotlib", "plot", "--png")  # fail before the work, not after it
+            check_output(png)
+        exports = _exports(options, target, topic_options, named)
         report = _run(target, exports, workers, with_spark=with_spark, as_json=as_json)
-    except TieredKafkaError as error:
-        if prometheus is not None:
-            write_atomically(prometheus, failure_to_prometheus(target, error))
-        raise
     if prometheus is not None:
         write_atomically(prometheus, report.to_prometheus())
     if png is not None:
         report.save_png(png)
+
+
+@contextmanager
+def _failure_metrics(prometheus: str | None, target: str) -> Iterator[None]:
+    """Writes the metrics of a failed run to the file `prometheus` if the block raises an error."""
+    from kts_source.export.report import failure_to_prometheus
+
+    try:
+        yield
+    except Exception as error:
+        if prometheus is not None:
+            try:
+                write_atomically(prometheus, failure_to_prometheus(target, error))
+            except InvalidOptionError as unwritten:  # the first error is more important
+                click.echo(f"kts: {unwritten}", err=True)
+        raise
 
 
 def _exports(
