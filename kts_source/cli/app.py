@@ -14,6 +14,7 @@ from kts_source.cli.flags import with_flags, write_exit_codes
 from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
+    InvalidValueError,
     MissingExtraError,
     RejectedRowsError,
     TieredKafkaError,
@@ -154,6 +155,6 @@ def _exit_code(error: Exception) -> int:
         return codes.pop() if len(codes) == 1 else 1
     if isinstance(error, InvalidOptionError | MissingExtraError):
         return 2
-    if isinstance(error, RejectedRowsError):
+    if isinstance(error, RejectedRowsError | InvalidValueError):
         return 4
     return 3 if isinstance(error, DataLossError) else 1

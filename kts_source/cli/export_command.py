@@ -285,6 +285,7 @@ def _run(
     from kts_source.export.by_topic import run_exports
     from kts_source.export.follow import follow
     from kts_source.export.progress import NO_PROGRESS, default_progress
+    from kts_source.export.rejections import check_sample
     from kts_source.export.report import BackfillReport
     from kts_source.export.run import export as run_export
     from kts_source.export.task_writer import ExportExecutor, LocalExecutor
@@ -314,6 +315,10 @@ def _run(
             _print_report(error.report, as_json=as_json)
         raise
     _print_report(report, as_json=as_json)
+    limit = None if first.settings.dead_letters is None else first.settings.max_rejected
+    for each in report.tables or (report,):
+        if each.dry_run:
+            check_sample(each.rejected, each.rows_read, limit, each.target)
     return report
 
 

@@ -40,7 +40,7 @@ EXIT_CODES: Final = (
     ("1", "data, tier or target are corrupt, missing or unreachable"),
     ("2", "the command or an option is invalid"),
     ("3", "offsets that the tier should have are missing"),
-    ("4", "an export rejected more records than --max-rejected allows"),
+    ("4", "records cannot be decoded, or an export rejected more than --max-rejected allows"),
     ("130", "interrupted"),
 )
 

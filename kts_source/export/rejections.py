@@ -113,3 +113,29 @@ def check_rejected(counts: Iterable[RecordCounts], limit: float) -> None:
         partition=first.partition,
         offset=first.offset,
     )
+
+
+def check_sample(rejected: int, records: int, limit: float | None, target: str) -> None:
+    """Checks the rejected records in the sample of a dry run.
+
+    Args:
+        rejected: Number of rejected records.
+        records: Number of all records of the sample.
+        limit: Maximum share of rejected records; `None` if there is no folder for them.
+        target: The table, for the message.
+
+    Raises:
+        RejectedRowsError: A run with the same share of rejected records would fail.
+    """
+    if limit is None:
+        reason, advice = "there is no folder for them", "set dead_letters to a folder"
+    else:
+        reason, advice = f"at most {100 * limit:.6g}% may be rejected", "raise max_rejected"
+    if rejected > (limit or 0) * records:
+        raise RejectedRowsError(
+            f"{rejected:,} of {records:,} sampled records would be rejected, and {reason}, so a run"
+            f" would fail. Correct the schema or the transform, or {advice}",
+            rejected=rejected,
+            records=records,
+            uri=target,
+        )

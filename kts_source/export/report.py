@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import RejectedRowsError, TopicsFailedError
+from kts_source.errors import InvalidValueError, RejectedRowsError, TopicsFailedError
 from kts_source.libraries import require
 from kts_source.store.open_store import local_file
 from kts_source.texts import Displayed, Table, format_bytes
@@ -232,7 +232,10 @@ def failure_to_prometheus(target: str, error: Exception) -> str:
 
 
 def _failed(error: Exception) -> dict[str, float]:
-    rejected = error.rejected if isinstance(error, RejectedRowsError) else 0
+    # Without a folder for dead letters, the first row that cannot be decoded ends the run.
+    rejected = int(isinstance(error, InvalidValueError))
+    if isinstance(error, RejectedRowsError):
+        rejected = error.rejected
     return {"success": 0, "rejected_rows": rejected}
 
 

@@ -77,7 +77,7 @@ from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
 from kts_source.options.times import TIME_RANGE
-from kts_source.options.value_formats import JSON, JSON_CONFLUENT
+from kts_source.options.value_formats import FAILFAST, JSON, JSON_CONFLUENT
 from kts_source.planning.estimate import estimate
 from kts_source.read.read_settings import read_schema
 from kts_source.texts import format_bytes
@@ -680,11 +680,15 @@ def _sample(options: ScanOptions, settings: ExportSettings, plan: ExportPlan) ->
     from kts_source.read.read_task import run_task
 
     sample = _Sample()
+    is_counted = settings.dead_letters is not None or any(
+        form.mode == FAILFAST for form in options.formats
+    )
+    set_aside = sample.set_aside if is_counted else None  # a run would drop or keep the rows
     columns = tuple(dict.fromkeys((*options.columns, OFFSET)))
     fetch = replace(options.fetch, metrics_path=None)  # write nothing
     reading = replace(options, columns=columns, fetch=fetch)
     for task in plan.scan.tasks[:1]:
-        with closing(run_task(task, reading, set_aside=sample.set_aside)) as batches:
+        with closing(run_task(task, reading, set_aside=set_aside)) as batches:
             for batch in batches:
                 sample.rows += batch.num_rows
                 if isinstance(settings.transform, RowTransform):

@@ -124,10 +124,10 @@ class TypedRows:
                 meter.malformed += dropped
 
     def _warn(self, dropped: int) -> None:
-        destination = "skipped" if self._set_aside is None else "written to dead letters"
+        outcome = "skipped" if self._set_aside is None else "rejected"
         log.warning(
             "%d rows cannot be decoded and are %s: %s",
-            *(dropped, destination),
+            *(dropped, outcome),
             some(
                 f"{topic}-{partition}: {count} rows, offsets {low} to {high}"
                 for (topic, partition), (count, low, high) in self._skipped.items()

@@ -129,6 +129,64 @@ def test_kts_export_exits_with_4_and_writes_metrics(tmp_path: Path) -> None:
     } <= {*samples}
 
 
+def samples_of(metrics: Path) -> dict[str, str]:
+    lines = (line for line in metrics.read_text().splitlines() if line[0] != "#")
+    return {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines}
+
+
+def test_malformed_row_without_dead_letters_exits_with_4_and_is_in_the_metrics(
+    tmp_path: Path,
+) -> None:
+    tier = json_tier(tmp_path / "tier", {*range(20)}, 20)
+    metrics = tmp_path / "export.prom"
+    arguments = ["export", tier["path"], TOPIC, str(tmp_path / "table"), "--workers", "1"]
+    arguments += ["-o", "value.format=json", "-o", "value.schema=id bigint"]
+    assert main([*arguments, "--prometheus", str(metrics)]) == 4
+    samples = samples_of(metrics)
+    assert (samples["kts_export_success"], samples["kts_export_rejected_rows"]) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ([], 4),
+        (["--dead-letters", "{folder}"], 4),
+        (["--dead-letters", "{folder}", "--max-rejected", "9%"], 4),
+        (["--dead-letters", "{folder}", "--max-rejected", "10%"], 0),
+        (["-o", "value.mode=PERMISSIVE"], 0),
+        (["-o", "value.mode=DROPMALFORMED"], 0),
+    ],
+)
+def test_dry_run_exits_with_the_code_of_the_run(
+    flags: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tier = json_tier(tmp_path / "tier", {1, 2}, 20)
+    metrics = tmp_path / "export.prom"
+    arguments = ["export", tier["path"], TOPIC, str(tmp_path / "table"), "--workers", "1"]
+    arguments += ["-o", "value.format=json", "-o", "value.schema=id bigint"]
+    arguments += ["--prometheus", str(metrics)]
+    arguments += [flag.format(folder=tmp_path / "letters") for flag in flags]
+    assert main([*arguments, "--dry-run"]) == code
+    assert samples_of(metrics)["kts_export_success"] == ("1" if code == 0 else "0")
+    out, error = capsys.readouterr()
+    assert "Dry run of " in out
+    assert ("so a run would fail" in error) == (code == 4)
+    assert "written to dead letters" not in error
+    assert main(arguments) == code
+
+
+def test_failed_run_does_not_say_that_rows_were_written_to_dead_letters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = json_tier(tmp_path / "tier", {1, 2}, 20)
+    with pytest.raises(RejectedRowsError):
+        Lake(tmp_path, "parquet").export(
+            tier, dead_letters=str(tmp_path / "letters"), max_rejected="1%"
+        )
+    (line,) = [text for text in caplog.messages if "cannot be decoded" in text]
+    assert line.startswith("2 rows cannot be decoded and are rejected: ")
+
+
 def test_prometheus_label_is_escaped() -> None:
     text = empty_report('a"\\\nb', "parquet").to_prometheus()
     assert 'kts_export_rows{target="a\\"\\\\\\nb"} 0\n' in text
