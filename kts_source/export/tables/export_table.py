@@ -51,6 +51,7 @@ from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 from kts_source.store.storage_options import expiry_advice, secret_values
+from kts_source.texts import whole_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -516,10 +517,23 @@ class ExportTable(ABC):
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
-        reason = scrub(f"{type(error).__name__}: {error}", hidden)
+        reason = _library_text(scrub(f"{type(error).__name__}: {error}", hidden))
         if _EXPIRED.search(reason):
             reason += f". {expiry_advice(self._settings.storage.reveal(), os.environ)}"
         return kind(f"{text}: {reason}", uri=self._uri)
+
+
+_ESCAPE_CODE: Final = re.compile(r"\x1b\[[0-9;]*m")
+_STACK_TRACE: Final = re.compile(r"\n *0: .*", re.DOTALL)
+
+
+def _library_text(text: str) -> str:
+    """Returns the text of a library's error as one line, without colors and stack traces. delta-rs
+    writes causes after `↳`, each after its effect; the result begins with the last cause.
+    """
+    plain = _STACK_TRACE.sub("", _ESCAPE_CODE.sub("", text))
+    *effects, cause = (whole_line(part) for part in plain.split("↳"))
+    return f"{cause} ({': '.join(effects)})" if effects else cause
 
 
 def check_holders(state: TableState, topics: Mapping[PartitionKey, str], uri: str) -> None:

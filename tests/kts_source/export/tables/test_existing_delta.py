@@ -251,3 +251,36 @@ def test_delta_table_without_recorded_offsets_is_refused(lake: Lake) -> None:
     add = AddAction(row["path"], row["size_bytes"], {}, 0, True, json.dumps({"numRecords": 3}))
     create_table_with_add_actions(lake.target, schema, [add])
     assert_refused(lake, "no longer records which offsets", ExportError)
+
+
+def test_error_of_delta_rs_is_one_line_that_begins_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "Kernel error -> Generic S3 error\n   \x1b[31m↳\x1b[0m Error performing GET http://host/x"
+        "\n     \x1b[31m↳\x1b[0m client error (Connect)\n       \x1b[31m↳\x1b[0m Connection refused"
+    )
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(text)
+
+    monkeypatch.setattr("deltalake.DeltaTable", fail)
+    with pytest.raises(ExportError) as raised:
+        Lake(tmp_path, "delta").table().load()
+    assert raised.value.message == (
+        "the Delta table cannot be opened: Connection refused (OSError: Kernel error -> Generic S3"
+        " error: Error performing GET http://host/x: client error (Connect))"
+    )
+
+
+def test_error_of_delta_rs_has_no_stack_trace(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text('{"metaData": tru')
+    with pytest.raises(
+        ExportError, match="the Delta table cannot be opened: DeltaError: "
+    ) as raised:
+        lake.table().load()
+    assert "\n" not in raised.value.message
+    assert "0: <unknown>" not in raised.value.message
