@@ -204,8 +204,8 @@ def find_command(
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         check_output(certificate)
-    search = find(options, **_conditions(flags))
     _silence_planning()
+    search = find(options, **_conditions(flags))
     is_typed = "columns" not in options and any(form in options for form in _FORMAT_OPTIONS)
     writer = _FoundRecords() if is_typed else JsonLines()
     if certificate is not None:

@@ -16,6 +16,7 @@ with the segment's time index. Source: `RemoteLogManager.findOffsetByTimestamp`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -119,11 +120,16 @@ class Place:
         self, text: str, error: Callable[[str], DataLossError] = DataLossError
     ) -> None:
         """Raises the error that `error` makes of a text about the partition. If `failOnDataLoss` is
-        false, logs a warning instead.
+        false, logs a warning instead, which does not recommend to set the option.
         """
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
-        log.warning("%s: %s", self, printable(text))
+        log.warning("%s: %s", self, printable(_without_advice(text)))
+
+
+def _without_advice(text: str) -> str:
+    text = re.sub(r"[,;](?: or)? set failOnDataLoss=false to .*", "", text)
+    return text.replace("failOnDataLoss=false ", "failOnDataLoss=false is set and ")
 
 
 def requested_bounds(

@@ -260,3 +260,17 @@ def test_find_prints_binary_values_as_base64_even_if_they_are_utf8(
     found, _ = lines_of(capsys)
     assert [record.get("value") for record in found] == [None, "text\twith\r\nlines", "é"]
     assert found[0]["valueBase64"] == "AAAAAAFhYmM="
+
+
+def test_find_reports_a_hole_once_and_without_useless_advice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first, _, last = healthy_segments()[:3]
+    tier = write_tier(tmp_path / "tier", [first, last])
+    code, _, error = run(capsys, str(tier.root), "--no-key", "--offsets")
+    assert code == 3
+    (line,) = [line for line in error.splitlines() if "hold" in line]
+    assert line.startswith("NOT SEARCHED: ")
+    assert "fail-on-data-loss" not in error
+    assert main(["find", str(tier.root), "--no-key", "--offsets", "--verbose"]) == 3
+    assert "--no-fail-on-data-loss is set and skips them" in capsys.readouterr().err
