@@ -213,9 +213,39 @@ _MENTION: Final = re.compile(
 )
 
 
+_FLAG_OF_ARGUMENT: Final[Mapping[str, str]] = {
+    **{
+        name: "--" + name.replace("_", "-")
+        for name in (
+            *("table_format", "partition_by", "sort_within_files", "target_file_bytes"),
+            *("row_group_rows", "compression", "export_id", "second_copy", "commit_bytes"),
+            *("dead_letters", "max_rejected", "compact", "tombstones", "delete_retention_ms"),
+            *("follow", "interval", "round_bytes", "schema_evolution", "on_new_fields"),
+            *("text_partitions", "verify", "dry_run"),
+        )
+    },
+    "topic_options": "--topic-option",
+    "resume": "--no-resume",
+    "replay": "--replay-dead-letters",
+}
+"""Maps arguments of `backfill` to the flags of `kts export`."""
+_ARGUMENT: Final = re.compile(
+    rf"(?<![\w./$-])(?P<name>{'|'.join(_FLAG_OF_ARGUMENT)})"
+    r"(?:=(?P<quote>['\"]?)(?P<value>[\w-]+|…)(?P=quote)|(?![\w./=-]))"
+)
+
+
+def _argument_flag(match: re.Match[str]) -> str:
+    value, flag = match["value"], _FLAG_OF_ARGUMENT[match["name"]]
+    if value is None and "_" not in match["name"]:  # a plain word, such as "verify"
+        return match[0]
+    return flag if value in (None, "…", "True", "False") else f"{flag} {value}"
+
+
 def with_flags(text: str) -> str:
     """Returns a text in which names of options are replaced by their flags: `keyPrefix` by
-    `--key-prefix`, and `failOnDataLoss=false` by `--no-fail-on-data-loss`.
+    `--key-prefix`, and `failOnDataLoss=false` by `--no-fail-on-data-loss`. Also replaces arguments
+    of an export, such as `second_copy=True`.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -229,7 +259,7 @@ def with_flags(text: str) -> str:
             flag += f" {value}"
         return f"option {flag}" if match["quoted"] else flag
 
-    return _MENTION.sub(replaced, text)
+    return _ARGUMENT.sub(_argument_flag, _MENTION.sub(replaced, text))
 
 
 class Command(click.Command):

@@ -212,8 +212,8 @@ class Continuation:
         if not self.resume and start < held.stop and stop > held.start:
             low, high = max(start, held.start), min(stop, held.stop)
             raise RangeOverlapError(
-                f"{location}: offsets [{low}, {high}) were requested, and {holds}. Set resume=True"
-                " to continue after them",
+                f"{location}: offsets [{low}, {high}) were requested, and {holds}. Remove"
+                " resume=False to continue after them",
                 topic=location.topic,
                 partition=location.partition,
                 offset=low,

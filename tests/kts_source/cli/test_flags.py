@@ -10,6 +10,7 @@ from click.shell_completion import ShellComplete
 
 from kts_source.cli.app import all_commands, kts, main
 from kts_source.cli.flags import SOURCE_FLAGS, Command, with_flags
+from kts_source.export.settings import ExportArguments
 from kts_source.options import OPTIONS
 from kts_source.options.stream_options import STREAM_OPTIONS
 
@@ -103,10 +104,28 @@ def test_shell_completion_suggests_flag_values(flag: str, words: set[str]) -> No
         ("`startingOffsets` and `topic`", "--starting-offsets and `topic`"),
         ("no topic 'where' in the tier", "no topic 'where' in the tier"),
         ("the path is s3://where/columns", "the path is s3://where/columns"),
+        ("raise max_rejected to store these", "raise --max-rejected to store these"),
+        ("Set dead_letters=… to store", "Set --dead-letters to store"),
+        ("Set export_id='other' to continue", "Set --export-id other to continue"),
+        ("Set second_copy=True only if", "Set --second-copy only if"),
+        ("with schema_evolution='add'.", "with --schema-evolution add."),
+        ("compact=True with follow=True", "--compact with --follow"),
+        ("but resume=False does not resume", "but --no-resume does not resume"),
+        ("replay=True needs dead_letters=…,", "--replay-dead-letters needs --dead-letters,"),
+        ("run kts verify to verify offsets", "run kts verify to verify offsets"),
+        ("lake/dead_letters/x is missing", "lake/dead_letters/x is missing"),
+        ("my_dead_letters, dead_letters_2", "my_dead_letters, dead_letters_2"),
     ],
 )
 def test_messages_name_flags_instead_of_options(text: str, shown: str) -> None:
     assert with_flags(text) == shown
+
+
+def test_arguments_of_an_export_are_replaced_by_its_flags() -> None:
+    flags = {flag for each in all_commands()["export"].params for flag in each.opts}
+    shown = {name: with_flags(f"{name}=True") for name in ExportArguments.__annotations__}
+    without_flag = {name for name, flag in shown.items() if flag not in flags}
+    assert without_flag == {"transform", "target_options", "catalog"}
 
 
 def test_boolean_options_are_flags_without_value(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def test_cat_prints_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert second["valueError"] is None
     assert third["value"] is None
     assert third["valueError"].startswith("country: ")
-    assert main(arguments) == 1
+    assert main(arguments) == 4
     assert "offset 2" in capsys.readouterr().err
     assert main([*arguments, "--format", "raw"]) == 2
     assert "--format raw needs values as bytes" in capsys.readouterr().err
