@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kts_source.cli.flags import Command, SuggestedText, flag, flag_name
-from kts_source.cli.output import time_text
 from kts_source.cli.record_formats import (
     FORMATS,
     columns_of_format,
@@ -33,6 +32,7 @@ from kts_source.planning.infer_types import with_types
 from kts_source.predicate.model import MIN_INT64
 from kts_source.read.read_settings import read_schema
 from kts_source.read.read_task import run_task
+from kts_source.texts import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping

@@ -288,8 +288,9 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "timestamp_above_end": (
         {"startingTimestamp": "99999999999999"},
         "OffsetOutOfRangeError: orders-0: no record in the tier has a timestamp at or after"
-        " 99999999999999 ms. Set startingOffsetsByTimestampStrategy=latest to read nothing"
-        " instead [topic orders, partition 0]",
+        " 99999999999999 ms (5138-11-16T09:46:39.999+00:00): the newest record is from"
+        " 2023-11-14T22:13:20.000+00:00. Set startingOffsetsByTimestampStrategy=latest to read"
+        " nothing instead [topic orders, partition 0]",
     ),
     "too_many_requests": (
         {"maxPlanRequests": "1"},

@@ -98,6 +98,20 @@ def test_since_without_newer_records_prints_time_of_the_newest_record(
     assert "the newest record is from 2023-11-14T22:13:20+00:00" in error
 
 
+def test_starting_timestamp_after_newest_record_is_an_invalid_option(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = LogBuilder()
+    log.append([SimpleRecord(b"v", timestamp=1_700_000_000_000)])
+    log.roll()
+    tier = write_tier(tmp_path / "tier", list(log.build().segments))
+    flags = ["--subscribe-pattern", ".*", "--starting-timestamp", "2023-11-15"]
+    assert main(["cat", str(tier.root), *flags]) == 2
+    error = capsys.readouterr().err
+    assert "1700006400000 ms (2023-11-15T00:00:00.000+00:00): the newest record is from" in error
+    assert "from 2023-11-14T22:13:20.000+00:00. Set" in error
+
+
 def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cat", *WHERE, "epochs", "--since", "2020-01-01", "--where", "offset < 0"]) == 0
     assert capsys.readouterr().err == "no records\n"
