@@ -88,7 +88,7 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "unknown_option": (
         {"startingOffset": "earliest"},
         "InvalidOptionError: unknown option 'startingOffset'; did you mean"
-        " 'startingOffsets' or 'startingOffsetsByTimestamp'?",
+        " 'startingOffsets'?",
     ),
     "unknown_option_of_the_store": (
         {"s3__Endpiont": "http://x"},
@@ -203,8 +203,31 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "where_unknown_column": (
         {"where": "offst > 5"},
         "InvalidOptionError: option 'where': offst is not a column for predicates"
+        " (columns: key, value, topic, partition, offset, timestamp, timestampType); did you mean"
+        " 'offset'?",
+    ),
+    "where_field_without_column": (
+        {"where": "amount > 5"},
+        "InvalidOptionError: option 'where': amount is not a column for predicates"
         " (columns: key, value, topic, partition, offset, timestamp, timestampType); for a field of"
         " values, set option 'value.format' and write value.<field>",
+    ),
+    "where_field_without_schema": (
+        {"where": "value.amount > 5", "value.format": "json"},
+        "InvalidOptionError: option 'where': value.amount needs option 'value.schema', because the"
+        " type of a field in a condition is not inferred from a sample: `kts schema` prints the"
+        " schema of a sample",
+    ),
+    "column_is_a_field": (
+        {"columns": "offset,value.amount", "value.format": "json"},
+        "InvalidOptionError: option 'columns' names 'value.amount', which is not a column; select"
+        " 'value', and its fields with option 'value.columns' (columns: key, value, topic,"
+        " partition, offset, timestamp, timestampType, headers, leaderEpoch, producerId,"
+        " producerEpoch, sequence, isTransactional, batchBaseOffset, codec, segmentId, valueRaw)",
+    ),
+    "topic_instead_of_subscribe": (
+        {"topic": "orders"},
+        "InvalidOptionError: unknown option 'topic'; did you mean 'subscribe'?",
     ),
     "where_wrong_type": (
         {"where": "offset > 'abc'"},
