@@ -87,8 +87,7 @@ def error_text(root: Path, action: Callable[[], object]) -> str:
 OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "unknown_option": (
         {"startingOffset": "earliest"},
-        "InvalidOptionError: unknown option 'startingOffset'; did you mean"
-        " 'startingOffsets'?",
+        "InvalidOptionError: unknown option 'startingOffset'; did you mean 'startingOffsets'?",
     ),
     "unknown_option_of_the_store": (
         {"s3__Endpiont": "http://x"},

@@ -82,6 +82,9 @@ def test_unknown_partition_is_an_error_that_names_existing_ones(
     out, error = capsys.readouterr()
     assert out == ""
     assert "topic 'txn' has no partition 7 in the tier; existing partitions: 0, 1" in error
+    assert "other partitions" not in error
+    assert main(["cat", *WHERE, "txn", "-p", "7", "-p", "0"]) == 1
+    assert "--no-fail-on-data-loss to read the other partitions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--since", "1h"], ["--since", "1h", "--tail", "3"]])
@@ -117,7 +120,7 @@ def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "no records\n"
 
 
-@pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "'since'")])
+@pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "--since must")])
 def test_invalid_since_is_an_error_that_names_since(
     capsys: pytest.CaptureFixture[str], since: str, error: str
 ) -> None:
@@ -179,6 +182,14 @@ def test_invalid_format_is_refused_before_reading(
 ) -> None:
     assert main(["cat", *WHERE, "epochs", "--format", form]) == 2
     assert "--format" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--csv", "--json"), ("--format", "raw", "--csv")])
+def test_two_formats_are_refused(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cat", *WHERE, "txn", *flags]) == 2
+    assert "set the format: keep one" in capsys.readouterr().err
 
 
 def test_csv_output_distinguishes_null_empty_and_binary_values(
