@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
     "backfill.md": (
-        "report.rows == 260",
+        "report.rows == 3600",
         "again.rows == 0",
         "{span.topic for span in events.ranges} == {'orders', 'payments'}",
-        "(values.rows, values.rejected) == (260, 0)",
-        "slim.rows == 260",
-        "local.rows == 260 and local.files > 4",
-        "(latest.rows_read, latest.rows) == (260, 14)",
-        """starting == '{"orders": {"0": 180, "1": 80}}'""",
-        "checked.verified[0].startswith('verified 260 rows of 2 partitions')",
+        "(values.rows, values.rejected) == (3600, 0)",
+        "slim.rows == 3600",
+        "local.rows == 450 and local.files > 27",
+        "(latest.rows_read, latest.rows) == (3600, 395)",
+        """starting == '{"orders": {"0": 880, "1": 1352, "2": 1368}}'""",
+        "checked.verified[0].startswith('verified 3,600 rows of 3 partitions')",
     ),
     "README.md": ("orders.count() == 3600", "report.rows == 7200 and report.files < 10"),
     "logs.md": (
@@ -48,9 +48,9 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         "metadata.level == 'metadata' and not metadata.errors",
     ),
     "find.md": (
-        "table.num_rows == 104",
+        "table.num_rows == 268",
         "certificate.complete and certificate.exhaustive",
-        "indexed.num_rows == 53",
+        "indexed.num_rows == 138",
     ),
     "compatibility.md": ("again.tasks == plan(tier).tasks",),
     "encryption.md": ("cards.tier_end == 30", "describe(tier).partitions == (cards,)"),
