@@ -41,7 +41,7 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         "(corrected.rows, replayed.replayed, evolved.rows, opened.rows) == (260, 0, 0, 30)",
         "\"key id 'key1'\" in missing",
     ),
-    "backfill-reference.md": ("table.num_rows == 260",),
+    "backfill-reference.md": ("table.num_rows == 3600",),
     "audit.md": (
         "not report.errors",
         "[served.records for served in report.partitions] == [180, 80]",
