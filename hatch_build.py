@@ -37,9 +37,12 @@ class KernelsHook(BuildHookInterface):
             return
         from tools import build_kernels
 
+        # The library of this machine stays in the checkout, because Python imports the checkout
+        # instead of the installed package if it runs in that folder.
         library = build_kernels.LIBRARY
-        if not is_built:
+        if target != build_kernels.host_target():
             library = Path(self.root, "build", "kernels", f"{target}.so")
+        if not is_built:
             build_kernels.build(target, library)
         inside = build_kernels.LIBRARY.relative_to(build_kernels.ROOT)
         build_data["force_include"][str(library)] = inside.as_posix()

@@ -155,6 +155,10 @@ class WorkerMemoryError(TieredKafkaError, MemoryError):
     """A Python worker of Spark reached the limit of its address space."""
 
 
+class WorkerStartError(TieredKafkaError):
+    """No worker process of an export or audit could start."""
+
+
 class PlanTooLargeError(TieredKafkaError):
     """The plan exceeds `maxPlanBytes` or `maxPlanRequests`."""
 

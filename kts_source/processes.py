@@ -10,6 +10,8 @@ import os
 import signal
 from typing import TYPE_CHECKING, TypeVar
 
+from kts_source.errors import WorkerStartError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.queues import SimpleQueue
@@ -29,6 +31,7 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
         workers: Maximum number of concurrent processes.
 
     Raises:
+        WorkerStartError: No process could start.
         BrokenProcessPool: A process died.
         Exception: The error of a call.
     """
@@ -48,7 +51,12 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         for future in concurrent.futures.as_completed(futures):
             yield future.result()
-    except concurrent.futures.process.BrokenProcessPool:
+    except concurrent.futures.process.BrokenProcessPool as error:
+        if started.empty():
+            raise WorkerStartError(
+                "no worker process could start. Each worker imports the script that runs, so put"
+                ' the call under `if __name__ == "__main__":` in a script file'
+            ) from error
         raise
     except BaseException:
         while not started.empty():

@@ -9,8 +9,8 @@ from tests.test_rings import all_imports
 # Packages and modules of `kts_source`, inner layers first: each imports only earlier layers.
 LAYERS = (
     ("texts",),
-    ("errors", "secret", "columns", "processes"),
-    ("libraries",),
+    ("errors", "secret", "columns"),
+    ("libraries", "processes"),
     ("store", "predicate", "keyring"),
     ("broker",),
     ("layout",),

@@ -21,12 +21,12 @@ from kts_source.errors import InvalidOptionError, KeyPrefixError, StoreError, Ti
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.describe import PartitionWatermark
+from kts_source.planning.disk_groups import OFFSETS_TOPIC, groups_on_disks
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import likely_prefixes
 from kts_source.reporting.page import describe_unlocked
 from kts_source.texts import format_bytes, printable
 from kts_source.tier import open_tier
-from segment_format.metadata.group_offsets import committed_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -210,7 +210,6 @@ _CONFIGS: Final = (
     "segment.bytes",
     "segment.ms",
 )
-_OFFSETS_TOPIC: Final = "__consumer_offsets"
 _DISKS: Final = "kafka-logs"
 
 
@@ -342,7 +341,6 @@ def groups(options: Mapping[str, str], *, names: tuple[str, ...], as_json: bool)
 
 def _groups_on_disks(options: Mapping[str, str]) -> list[dict[str, Any]]:
     plain = {name: text for name, text in options.items() if name != "subscribePattern"}
-    chosen = {**plain, "subscribe": _OFFSETS_TOPIC, "columns": "key,value"}
-    rows = (row for batch in scan(chosen).batches() for row in batch.to_pylist())
-    offsets = committed_offsets((row["key"], row["value"]) for row in rows)
+    chosen = {**plain, "subscribe": OFFSETS_TOPIC, "isolationLevel": "read_uncommitted"}
+    offsets = groups_on_disks(parse_options(chosen))
     return [{**asdict(partition), **asdict(offset)} for partition, offset in offsets.items()]

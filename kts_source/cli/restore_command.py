@@ -164,7 +164,7 @@ def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_jso
 @flag(
     "--groups",
     type=click.Path(exists=True, dir_okay=False),
-    help='JSON file of committed offsets: {"group": {"topic": {"0": 4711}}}.',
+    help='Committed offsets: output of kts groups --json, or {"group": {"topic": {"0": 4711}}}.',
 )
 @_target_options
 @json_flag
@@ -192,10 +192,17 @@ def _groups(path: str | None) -> dict[str, dict[str, dict[int, int]]]:
         return {}
     try:
         parsed = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {group: _numbers(topics) for group, topics in parsed.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        if not isinstance(parsed, list):
+            return {group: _numbers(topics) for group, topics in parsed.items()}
+        groups: dict[str, dict[str, dict[int, int]]] = {}
+        for row in parsed:
+            topics = groups.setdefault(row["group"], {})
+            topics.setdefault(row["topic"], {})[int(row["partition"])] = int(row["offset"])
+        return groups
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         raise InvalidOptionError(
-            f'--groups {path} is invalid: {error}. Use JSON: {{"group": {{"topic": {{"0": 1}}}}}}'
+            f"--groups {path} is invalid: {error}. Use the output of kts groups --json, or"
+            ' {"group": {"topic": {"0": 1}}}'
         ) from None
 
 

@@ -190,10 +190,8 @@ def clamped_offsets(
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
     """Limits the committed offsets of groups to the restored logs. Returns two values: the offsets
-    to commit, by group and target partition, and a line for each offset that was changed.
-
-    Raises:
-        InvalidOptionError: A partition is not in the plan.
+    to commit, by group and target partition, and a line for each offset that was changed or is not
+    committed.
     """
     restored = {(each.topic, each.partition): each for each in plan.partitions}
     offsets: dict[str, dict[tuple[str, int], int]] = {}
@@ -203,10 +201,11 @@ def clamped_offsets(
             for number, offset in numbers.items():
                 each = restored.get((topic, number))
                 if each is None:
-                    raise InvalidOptionError(
-                        f"group {group}: partition {topic}-{number} is not in the restore plan:"
-                        " remove it from the file of groups"
+                    report.append(
+                        f"group {group}, {topic}-{number}: offset {offset} is not committed,"
+                        " because the plan does not restore this partition"
                     )
+                    continue
                 end = _staged_step(journal, each.name)["end"]
                 inside = min(max(offset, each.log_start), end)
                 if inside != offset:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
+from kts_source.restore.cutting import ends_without_open_transactions
 from kts_source.restore.target import describe_target, target_settings
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import ScanPlan
 
 
-PLAN_VERSION: Final = 1
-REFUSE, ABORT = "refuse", "abort"
-UNDECIDED_POLICIES: Final = (REFUSE, ABORT)
+PLAN_VERSION: Final = 2
+REFUSE, ABORT, CUT = "refuse", "abort", "cut"
+UNDECIDED_POLICIES: Final = (REFUSE, ABORT, CUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class PartitionRestore:
         target_topic: Topic in the new cluster.
         partition: Partition number in the tier and in the new cluster.
         log_start: First offset that consumers may see.
-        stop: One past the last offset of the tier.
+        stop: One past the last offset to restore.
+        tier_stop: One past the last offset of the tier. It is above `stop` if the log is cut.
         resume_at: Minimum offset of the next record. If it is above the end of the restored log, an
             empty batch spans the offsets between them.
         stable_stop: One past the last offset whose transactions are all decided.
@@ -54,6 +56,7 @@ class PartitionRestore:
     partition: int
     log_start: int
     stop: int
+    tier_stop: int
     resume_at: int
     stable_stop: int
     max_epoch: int
@@ -137,6 +140,10 @@ class RestorePlan:
                 f" least {each.resume_at}, {each.segments} segments, {each.bytes:,} bytes, leader"
                 f" epoch {each.max_epoch}, {len(each.undecided)} undecided transactions"
             )
+            if each.stop < each.tier_stop:
+                lines.append(
+                    f"  cut: records at offsets [{each.stop}, {each.tier_stop}) are not restored"
+                )
         lines.append(f"total: {sum(each.bytes for each in self.partitions):,} bytes")
         lines += [f"note: {text}" for text in self.notes]
         lines += [f"REFUSED: {text}" for text in self.refusals]
@@ -192,13 +199,14 @@ def plan_restore(
     rename: Mapping[str, str] | None = None,
     resume_at: Mapping[str, Mapping[int, int]] | None = None,
 ) -> RestorePlan:
-    """Plans a restore. Reads no records and changes nothing.
+    """Plans a restore. Changes nothing. Reads batch headers only if `undecided` is `cut`.
 
     Args:
         options: Options of the tier.
         target: Options `kafka.*` of the new cluster.
         undecided: Handling of transactions without a known end. `refuse`: the plan is refused.
-            `abort`: the transactions are aborted.
+            `abort`: the transactions are aborted. `cut`: the log ends before the first of them,
+            where no other transaction is open.
         rename: Name in the new cluster, by name in the tier.
         resume_at: Minimum offset of the next record, by topic in the tier and partition.
 
@@ -207,7 +215,8 @@ def plan_restore(
         TieredKafkaError: The tier or the new cluster cannot be read.
     """
     if undecided not in UNDECIDED_POLICIES:
-        raise InvalidOptionError(f"undecided must be refuse or abort, but is {undecided!r}")
+        policies = " or ".join(UNDECIDED_POLICIES)
+        raise InvalidOptionError(f"undecided must be {policies}, but is {undecided!r}")
     parsed, settings = source_options(options), target_settings(target)
     refusals: list[str] = []
     scan = plan_source(parsed, refusals)
@@ -219,10 +228,12 @@ def plan_restore(
         )
     if len({names.get(topic, topic) for topic in topics}) < len(topics):
         raise InvalidOptionError("rename gives the same name to two topics: use different names")
+    cuts = ends_without_open_transactions(scan.partitions, parsed) if undecided == CUT else {}
     partitions = []
     for each in scan.partitions:
         wanted = resume.get(each.topic, {}).get(each.partition, 0)
-        partition = _partition(each, names.get(each.topic, each.topic), wanted)
+        cut = cuts.get((each.topic, each.partition))
+        partition = _partition(each, names.get(each.topic, each.topic), wanted, cut)
         partitions.append(partition)
         refusals += _refusals(partition, undecided)
     found = describe_target(settings, partitions)
@@ -260,8 +271,12 @@ def fingerprint(plan: PartitionPlan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _partition(plan: PartitionPlan, target_topic: str, resume_at: int) -> PartitionRestore:
+def _partition(
+    plan: PartitionPlan, target_topic: str, resume_at: int, cut: int | None
+) -> PartitionRestore:
     surviving = plan.surviving
+    stop = surviving.stop if cut is None else cut
+    kept = [span for span in surviving.ranges if span.start < stop]
     epochs = [entry.epoch for entry in surviving.lineage]
     epochs += [e.epoch for span in surviving.ranges for e in span.segment.leader_epochs]
     return PartitionRestore(
@@ -270,12 +285,13 @@ def _partition(plan: PartitionPlan, target_topic: str, resume_at: int) -> Partit
         target_topic=target_topic,
         partition=plan.partition,
         log_start=surviving.log_start,
-        stop=surviving.stop,
+        stop=stop,
+        tier_stop=surviving.stop,
         resume_at=max(resume_at, surviving.stop),
         stable_stop=plan.stop,
         max_epoch=max(epochs, default=-1),
-        segments=len(surviving.ranges),
-        bytes=sum(span.segment.objects.size_in_bytes for span in surviving.ranges),
+        segments=len(kept),
+        bytes=sum(span.segment.objects.size_in_bytes for span in kept),
         fingerprint=fingerprint(plan),
         undecided=tuple((each.producer_id, each.first_offset) for each in plan.undecided),
     )
@@ -288,7 +304,7 @@ def _refusals(partition: PartitionRestore, undecided: str) -> list[str]:
         texts.append(
             f"{partition.topic}-{partition.partition}: {len(partition.undecided)} transactions have"
             f" no known end; the first is of producer {first[0]} at offset {first[1]}. Set"
-            " --undecided abort to abort them"
+            " --undecided abort to abort them, or cut to end the log before the first of them"
         )
     if partition.max_epoch < 0:
         texts.append(

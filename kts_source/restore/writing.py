@@ -16,10 +16,13 @@ import os
 import shutil
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from kts_source.errors import CorruptSegmentError, InvalidOptionError, ObjectChangedError
 from kts_source.planning.lineage import epoch_at
@@ -45,6 +48,7 @@ from segment_format.index.checkpoints import (
 from segment_format.index.producer_snapshot import write_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.kafka_uuid import uuid_to_text
+from segment_format.kernels.batch_scanner import BatchScanner
 from segment_format.record.batch_header import (
     CONTROL_BIT,
     CRC_START,
@@ -58,13 +62,14 @@ from segment_format.record.batch_header import (
 from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from kts_source.options import ScanOptions
     from kts_source.planning.lineage import SegmentRange
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.restore.restore_plan import PartitionRestore, RestorePlan
+    from segment_format.kernels.batch_scanner import BatchTable
     from segment_format.record.recovery import WholeBatch
 
 
@@ -344,7 +349,13 @@ def _write_partition(
     if staged is None:
         partition = sources[restore.topic, restore.partition]
         writer = PartitionWriter(folder, restore, partition, plan.undecided)
-        writer.write(source)
+        try:
+            writer.write(source)
+        except OSError as error:
+            raise InvalidOptionError(
+                f"{folder} cannot be written: {error}. Remove the cause, such as a full disk, and"
+                " run kts restore write again"
+            ) from error
         staged = journal.add(
             "staged",
             partition=restore.name,
@@ -420,7 +431,7 @@ class PartitionWriter:
     Args:
         folder: Folder of the partition. Temporary files of an earlier attempt are removed.
         undecided: If it is `abort`, abort markers are appended for transactions that are open at
-            the end. Otherwise such transactions are an error.
+            the end. Otherwise such transactions are an error, because `cut` ends before them.
 
     Attributes:
         files: Size of each written file, by its final name.
@@ -437,7 +448,7 @@ class PartitionWriter:
         self._undecided = undecided
         self._open: dict[int, int] = {}
         self._epochs: dict[int, int] = {}  # producer epochs
-        self._download_file = folder / f"download{TEMPORARY}"
+        self._data_end = restore.log_start  # one past the last restored offset
         self.files: dict[str, int] = {}
         self.end = restore.log_start
         self.max_producer_id = -1
@@ -451,17 +462,55 @@ class PartitionWriter:
             CorruptSegmentError: A batch is invalid or belongs to another branch of the log.
             TieredKafkaError: A segment cannot be read.
         """
-        ranges = self._plan.surviving.ranges
-        for number, span in enumerate(ranges):
-            with self._download_file.open("w+b") as file:
-                _download(source, span, file)
-                start, stop = self._kept_bytes(file, span, is_first=number == 0)
-                base = _base_offset(file, span, start, stop)
-                _keep(file, start, stop)
-                self._finish(file, base, is_last=number == len(ranges) - 1)
-        lineage = [e for e in self._plan.surviving.lineage if e.start_offset < self.end]
+        ranges = [
+            replace(span, stop=min(span.stop, self._restore.stop))
+            for span in self._plan.surviving.ranges
+            if span.start < self._restore.stop
+        ]
+        with closing(self._downloads(source, ranges)) as downloads:
+            for number, (span, path) in enumerate(downloads):
+                with path.open("r+b") as file:
+                    start, stop = self._kept_bytes(file, span, is_first=number == 0)
+                    base = _base_offset(file, span, start, stop)
+                    _keep(file, start, stop)
+                    self._finish(file, base, is_last=number == len(ranges) - 1)
+        if not ranges:
+            with self._temporary_file(0).open("w+b") as file:
+                self._finish(file, self._restore.log_start, is_last=True)
+        lineage = [
+            entry
+            for entry in self._plan.surviving.lineage
+            if entry.start_offset < self.end and entry.start_offset <= self._data_end
+        ]
         self._add(EPOCHS, LeaderEpochCheckpoint(tuple(lineage)).to_bytes())
         self._add(f"{self.end:020d}.snapshot", write_producer_snapshot(()))
+
+    def _downloads(
+        self, source: SegmentSource, ranges: Sequence[SegmentRange]
+    ) -> Generator[tuple[SegmentRange, Path]]:
+        """Yields each range with the downloaded file of its segment. A thread downloads and syncs
+        the next segment while the caller checks the current one. Close the generator to wait for
+        the thread.
+        """
+
+        def download(number: int) -> Path:
+            path = self._temporary_file(number)
+            with path.open("wb") as file:
+                _download(source, ranges[number], file)
+                os.fsync(file.fileno())
+            return path
+
+        with ThreadPoolExecutor(1, "kts-download") as pool:
+            pending = pool.submit(download, 0) if ranges else None
+            for number, span in enumerate(ranges, 1):
+                assert pending is not None
+                path = pending.result()
+                if number < len(ranges):
+                    pending = pool.submit(download, number)
+                yield span, path
+
+    def _temporary_file(self, number: int) -> Path:
+        return self._folder / f"download-{number % 2}{TEMPORARY}"
 
     def _kept_bytes(self, file: BinaryIO, span: SegmentRange, *, is_first: bool) -> tuple[int, int]:
         """Returns the byte range of the batches to keep. In the first segment, this includes the
@@ -482,7 +531,7 @@ class PartitionWriter:
                         span.start,
                     )
             if batch.header.next_offset > span.stop:
-                raise self._corrupt("a batch extends beyond the end of its epoch", span.stop)
+                raise self._corrupt("a batch extends beyond the end of its range", span.stop)
         self._check_whole(batches, span)
         return (batches.position if start is None else start), batches.position
 
@@ -491,15 +540,9 @@ class PartitionWriter:
         and writes the side files.
         """
         side_files = RebuiltSideFiles(base, _size(file), self._open)
-        batches = self._batches(file, base, None, check_crcs=True)
-        for batch in batches:
-            self._check_epoch(batch)
-            self._add_batch(batch, side_files)
-        if batches.position != _size(file):
-            raise self._corrupt(batches.problem, batches.next_offset)
-        self.end = max(self.end, batches.next_offset)
+        self._data_end = self.end = max(self.end, self._scan(file, base, side_files))
         if is_last:
-            stop = batches.position
+            stop = _size(file)
             file.seek(stop)
             file.write(self._appended(side_files.open_after, base))
             file.flush()
@@ -514,7 +557,7 @@ class PartitionWriter:
         os.fsync(file.fileno())
         name = f"{base:020d}.log"
         self.files[name] = _size(file)
-        self._download_file.replace(self._folder / (name + TEMPORARY))
+        Path(file.name).replace(self._folder / (name + TEMPORARY))
         self._add(f"{base:020d}.index", side_files.offset_index())
         self._add(f"{base:020d}.timeindex", side_files.time_index())
         if aborted := side_files.transaction_index():
@@ -522,9 +565,11 @@ class PartitionWriter:
 
     def _add_batch(self, batch: WholeBatch, side_files: RebuiltSideFiles) -> None:
         side_files.add(batch)
-        self.max_producer_id = max(self.max_producer_id, batch.header.producer_id)
-        if batch.header.is_transactional:
-            self._epochs[batch.header.producer_id] = batch.header.producer_epoch
+        self._remember_epoch(batch.header)
+
+    def _remember_epoch(self, header: RecordBatchHeader) -> None:
+        if header.is_transactional:
+            self._epochs[header.producer_id] = header.producer_epoch
 
     def _appended(self, open_transactions: Mapping[int, int], base: int) -> bytes:
         """Returns abort markers of the open transactions, and a batch that spans the offsets up to
@@ -551,19 +596,72 @@ class PartitionWriter:
                 at += 1
         return added + fill(self._restore.resume_at)
 
-    def _check_epoch(self, batch: WholeBatch) -> None:
-        header = batch.header
-        last = max(header.base_offset, self._restore.log_start)
-        expected = epoch_at(self._plan.surviving.lineage, last)
-        if (
-            header.partition_leader_epoch != expected
-            and header.next_offset > self._restore.log_start
-        ):
-            raise self._corrupt(
-                f"a batch has leader epoch {header.partition_leader_epoch}, but the lineage of the"
-                f" tier has {expected}",
-                header.base_offset,
-            )
+    def _scan(self, file: BinaryIO, base: int, side_files: RebuiltSideFiles) -> int:
+        """Checks all batches of a segment and adds them to the side files. Returns one past the
+        last offset.
+        """
+        size, end = _size(file), base
+        scanner = BatchScanner(size, max_batch_bytes=max(size, HEADER_SIZE))
+        try:
+            for position in range(0, size, _COPY_BYTES):
+                for table in scanner.feed(os.pread(file.fileno(), _COPY_BYTES, position)):
+                    end = self._add_table(file, table, end, base, side_files)
+            end = self._add_table(file, scanner.rest(), end, base, side_files)
+            scanner.finish()
+        except SegmentFormatError as error:
+            raise self._corrupt(error.message, end) from None
+        return end
+
+    def _add_table(
+        self,
+        file: BinaryIO,
+        table: BatchTable,
+        end: int,
+        base: int,
+        side_files: RebuiltSideFiles,
+    ) -> int:
+        """Checks batches and adds them to the side files. `end` is one past the last offset before
+        them. Returns one past their last offset.
+        """
+        if not len(table):
+            return end
+        self._check_table(table, end, base)
+        self.max_producer_id = max(self.max_producer_id, int(table.producer_ids.max()))
+        columns = (
+            *(table.positions, table.base_offsets, table.last_offsets),
+            *(table.max_timestamps, table.leader_epochs),
+        )
+        is_special = (table.are_transactional | table.are_control).tolist()
+        for row, entry in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            if is_special[row]:
+                header = RecordBatchHeader.from_bytes(
+                    os.pread(file.fileno(), HEADER_SIZE, entry[0])
+                )
+                side_files.apply(header, table.markers.get(row))
+                self._remember_epoch(header)
+            side_files.add_entry(*entry)
+        return int(table.last_offsets[-1]) + 1
+
+    def _check_table(self, table: BatchTable, end: int, base: int) -> None:
+        bases, log_start = table.base_offsets, self._restore.log_start
+        ends = table.last_offsets + 1
+        entries = self._plan.surviving.lineage
+        owners = np.searchsorted(
+            [entry.start_offset for entry in entries], np.maximum(bases, log_start), side="right"
+        )
+        expected = np.array([-1, *(entry.epoch for entry in entries)])[owners]
+        problems = {
+            "the checksum of a batch does not match its bytes": ~table.are_sound,
+            "a batch has no leader epoch, as in message formats 0 and 1": table.leader_epochs < 0,
+            "offsets of batches do not ascend": bases < np.concatenate(([end], ends[:-1])),
+            "an offset is too far from the base offset": ends - 1 - base > _MAX_RELATIVE_OFFSET,
+            "the leader epoch of a batch differs from the lineage of the tier": (
+                (table.leader_epochs != expected) & (ends > log_start)
+            ),
+        }
+        for problem, rows in problems.items():
+            if rows.any():
+                raise self._corrupt(problem, int(bases[rows.argmax()]))
 
     def _batches(
         self,

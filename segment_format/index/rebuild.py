@@ -90,16 +90,31 @@ class RebuiltSideFiles:
     def add(self, batch: WholeBatch) -> None:
         """Adds the next batch of the segment."""
         header = batch.header
-        self._transactions.apply(header, batch.marker)
-        if header.max_timestamp > self.max_timestamp:
-            self.max_timestamp, self._max_offset = header.max_timestamp, header.last_offset
-        if batch.position - self._last_position >= self._interval:
-            self._last_position = batch.position
-            self._offsets.append((header.last_offset, batch.position))
+        self.apply(header, batch.marker)
+        self.add_entry(
+            batch.position,
+            header.base_offset,
+            header.last_offset,
+            header.max_timestamp,
+            header.partition_leader_epoch,
+        )
+
+    def apply(self, header: RecordBatchHeader, marker: ControlRecordType | None) -> None:
+        """Applies the transactional or control batch that the next `add_entry` adds."""
+        self._transactions.apply(header, marker)
+
+    def add_entry(
+        self, position: int, base_offset: int, last_offset: int, max_timestamp: int, epoch: int
+    ) -> None:
+        """Adds the index entries of the next batch of the segment."""
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp, self._max_offset = max_timestamp, last_offset
+        if position - self._last_position >= self._interval:
+            self._last_position = position
+            self._offsets.append((last_offset, position))
             self._add_time()
-        epoch = header.partition_leader_epoch
         if epoch >= 0 and (not self.epochs or epoch > self.epochs[-1].epoch):
-            self.epochs.append(EpochEntry(epoch, header.base_offset))
+            self.epochs.append(EpochEntry(epoch, base_offset))
 
     @property
     def open_after(self) -> Mapping[int, int]:

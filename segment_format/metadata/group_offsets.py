@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from segment_format._cursor import MessageReader, byte_view
 from segment_format.errors import InvalidMetadataError
+from segment_format.record.control_record import ControlRecordType, marker_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from segment_format._cursor import BytesLike
+    from segment_format.record.records import DecodedBatch
 
 _OFFSET_KEYS: Final = (0, 1)
 _WITH_EPOCH: Final = 3
@@ -90,28 +92,42 @@ def parse_group_value(data: BytesLike) -> CommittedOffset:
     return CommittedOffset(offset, epoch, metadata, reader.i64("commit time"))
 
 
-def committed_offsets(
-    records: Iterable[tuple[BytesLike | None, BytesLike | None]],
-) -> dict[GroupPartition, CommittedOffset]:
+def committed_offsets(batches: Iterable[DecodedBatch]) -> dict[GroupPartition, CommittedOffset]:
     """Returns the last committed offsets, sorted by group, topic and partition.
 
+    Like a group coordinator, it applies the offsets of a transaction when the transaction commits,
+    except those that were replaced in the meantime. It drops the offsets of transactions that were
+    aborted, or whose end is not in the log.
+
     Args:
-        records: Pairs of key and value: all records of one partition of `__consumer_offsets` in the
-            order of offsets, then those of the next partition, and so on.
+        batches: All batches of one partition of `__consumer_offsets`, in the order of offsets.
 
     Raises:
         InvalidMetadataError: A record is malformed.
     """
-    offsets: dict[GroupPartition, CommittedOffset] = {}
-    for key, value in records:
-        partition = None if key is None else parse_group_key(key)
-        if partition is None:
+    applied: dict[GroupPartition, tuple[int, CommittedOffset | None]] = {}
+    pending: dict[int, dict[GroupPartition, tuple[int, CommittedOffset | None]]] = {}
+    for batch in batches:
+        if batch.is_control_batch:
+            marker = marker_of(batch)
+            ended = pending.pop(batch.producer_id, {}) if marker is not None else {}
+            if marker is ControlRecordType.COMMIT:
+                for partition, change in ended.items():
+                    if partition not in applied or applied[partition][0] < change[0]:
+                        applied[partition] = change
             continue
-        if value is None:
-            offsets.pop(partition, None)
-        else:
-            offsets[partition] = parse_group_value(value)
-    return dict(sorted(offsets.items()))
+        is_pending = batch.is_transactional
+        changes = pending.setdefault(batch.producer_id, {}) if is_pending else applied
+        for record in batch.records:
+            key = None if record.key is None else parse_group_key(record.key)
+            if key is not None:
+                value = None if record.value is None else parse_group_value(record.value)
+                changes[key] = record.offset, value
+    return {
+        partition: offset
+        for partition, (_, offset) in sorted(applied.items())
+        if offset is not None
+    }
 
 
 def _reader(data: BytesLike) -> MessageReader:

@@ -50,6 +50,7 @@ from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import value_text, with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.row_schema import lacks_fields
+from kts_source.export.settings import DELTA, PARQUET
 from kts_source.export.tables.export_table import (
     STATE_VERSION,
     Commit,
@@ -58,10 +59,12 @@ from kts_source.export.tables.export_table import (
     TableContents,
     TableState,
     check_state_version,
+    other_format_error,
     partitioning_error,
     replay_id,
     without_other_exports,
 )
+from kts_source.export.tables.parquet_folder import COMMITS as PARQUET_COMMITS
 from kts_source.export.tables.target_store import open_target
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
@@ -146,6 +149,8 @@ class DeltaExportTable(ExportTable):
         try:
             return DeltaTable(self._uri, storage_options=self._storage_options())
         except TableNotFoundError:
+            if next(iter(self._target.list_objects(PARQUET_COMMITS)), None) is not None:
+                raise other_format_error(PARQUET, DELTA, self._uri) from None
             return None
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._library_error("the Delta table cannot be opened", error) from None

@@ -197,6 +197,15 @@ class Commit:
     commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
+def other_format_error(present: str, wanted: str, uri: str) -> UnsupportedTargetError:
+    """Returns the error for a target that has a table of another format."""
+    return UnsupportedTargetError(
+        f"the target has a table of format {present}, but the export writes {wanted}: all rows"
+        f" would be written again. Set table_format={present}, or export into another folder",
+        uri=uri,
+    )
+
+
 class ExportTable(ABC):
     """Base class of export targets. There is a subclass for each table format.
 

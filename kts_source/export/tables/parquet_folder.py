@@ -30,6 +30,7 @@ from kts_source.errors import DataLossError, ExportError, UnsupportedTargetError
 from kts_source.export.parquet_file import DataFile, count_rows
 from kts_source.export.partitioning import NULL_FOLDER, partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.settings import DELTA, ICEBERG
 from kts_source.export.tables.export_table import (
     STATE_VERSION,
     Commit,
@@ -39,6 +40,7 @@ from kts_source.export.tables.export_table import (
     TableContents,
     TableState,
     check_state_version,
+    other_format_error,
     partitioning_error,
     replay_id,
 )
@@ -241,11 +243,15 @@ class ParquetFolder(ExportTable):
                 raise partitioning_error(there, asked, self._uri, owner)
 
     def _check_other_writers(self) -> None:
-        """Raises `UnsupportedTargetError` if a file in the folder has other partition columns in
-        its path than this export. Called before the first commit in the folder.
+        """Raises `UnsupportedTargetError` if the folder has a table of another format, or a file
+        with other partition columns in its path than this export. Called before the first commit
+        in the folder.
         """
         asked = ",".join(field.name for field in self._settings.partition_by)
         for entry in self._target.list_objects(""):
+            other = _format_of(entry.key)
+            if other:
+                raise other_format_error(other, self._settings.table_format, self._uri)
             folders = entry.key.split("/")[:-1]
             there = ",".join(name.partition("=")[0] for name in folders if "=" in name)
             if not _is_hidden(entry.key) and there != asked:
@@ -348,6 +354,14 @@ class ParquetFolder(ExportTable):
 
 def _key(number: int, kind: str) -> str:
     return f"{COMMITS}{number:010d}.{kind}"
+
+
+def _format_of(key: str) -> str:
+    """Returns the table format to which a file of metadata belongs; empty for other files."""
+    if key.startswith("_delta_log/"):
+        return DELTA
+    is_iceberg = key.startswith("metadata/") and key.endswith(".metadata.json")
+    return ICEBERG if is_iceberg else ""
 
 
 def _is_hidden(key: str) -> bool:

@@ -52,6 +52,17 @@ def test_commands_restore_a_topic(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "copy-0: end is 0, but the restore wrote 900" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("text", ["", "7", '[{"group": "g"}]', '{"g": []}'])
+def test_invalid_groups_file_exits_with_2(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = tmp_path / "groups.json"
+    groups.write_text(text)
+    commit = ["restore", "commit", "plan.json", "--groups", str(groups), "--to", "127.0.0.1:1"]
+    assert main(commit) == 2
+    assert f"--groups {groups} is invalid" in capsys.readouterr().err
+
+
 def test_restore_of_refused_plan_exits_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

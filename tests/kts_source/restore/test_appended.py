@@ -9,7 +9,7 @@ from segment_format.record.records import iter_batches
 from segment_format.testing import ABORT, write_control_batch
 
 
-def test_appended_abort_marker_equals_marker_of_test_writer() -> None:
+def test_abort_marker_equals_marker_of_test_writer() -> None:
     expected = write_control_batch(
         ABORT,
         base_offset=201,
@@ -21,7 +21,7 @@ def test_appended_abort_marker_equals_marker_of_test_writer() -> None:
     assert abort_marker(201, 4242, 3, 1_700_000_000_100, 7) == expected
 
 
-def test_appended_empty_batch_spans_the_given_offsets_and_is_valid() -> None:
+def test_empty_batch_spans_given_offsets() -> None:
     (batch,) = iter_batches(empty_batch(500, 1500, 4))
     assert (batch.base_offset, batch.last_offset, batch.records) == (500, 1499, ())
     assert len(empty_batch(500, 1500, 4)) == 61

@@ -4,14 +4,19 @@ configurations.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kts_source.cli.app import main
 from kts_source.errors import BrokerError, InvalidOptionError
+from kts_source.restore import committing
 from kts_source.restore.committing import commit_restore, status_restore
+from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
+from tests.golden_data import GOLDEN
 from tests.kts_source.broker.fake_node import (
     ALTER_CONFIGS,
     COORDINATOR,
@@ -21,8 +26,12 @@ from tests.kts_source.broker.fake_node import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.kts_source.restore.world import NewCluster
 
+GROUPS = GOLDEN / "group-offsets"
 OLD_PRODUCER = 9
 """Highest producer id in the restored log."""
 UNKNOWN_MEMBER, LOADING, NOT_COORDINATOR, INVALID_CONFIG = 25, 14, 16, 40
@@ -37,20 +46,20 @@ def _commit(
     return commit_restore(path, cluster.target, configs=configs or {}, groups=groups or {})
 
 
-def test_new_producer_ids_of_every_broker_are_above_restored_ids(restored: NewCluster) -> None:
+def test_commit_raises_producer_ids_above_restored_ids(restored: NewCluster) -> None:
     restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=3)
     _commit(restored)
     assert restored.brokers.producer_ids[0] == OLD_PRODUCER + 1
     assert status_restore(str(restored.plan_file))[-2] == "committed"
 
 
-def test_used_producer_ids_are_not_requested_again(restored: NewCluster) -> None:
+def test_commit_with_high_producer_ids_requests_few_ids(restored: NewCluster) -> None:
     restored.brokers.producer_ids[0] = 5000
     _commit(restored)
     assert restored.brokers.producer_ids[0] <= 5000 + OLD_PRODUCER + 1
 
 
-def test_group_offsets_are_committed_and_clamped_to_the_log(restored: NewCluster) -> None:
+def test_group_offset_after_log_end_is_clamped_and_reported(restored: NewCluster) -> None:
     restored.brokers.fail(COORDINATOR, Fault(code=15))
     restored.brokers.fail(OFFSET_COMMIT, Fault(code=NOT_COORDINATOR))
     end = read_plan(str(restored.plan_file)).partitions[0].stop
@@ -65,19 +74,43 @@ def test_group_offsets_are_committed_and_clamped_to_the_log(restored: NewCluster
     assert len(report) == 4
 
 
-def test_unknown_partition_of_a_group_changes_nothing(restored: NewCluster) -> None:
-    with pytest.raises(InvalidOptionError, match="partition orders-4 is not in the restore plan"):
-        _commit(restored, groups={"readers": {"orders": {4: 3}}})
-    assert restored.brokers.producer_ids == {}
+def test_group_offset_of_unrestored_partition_is_skipped_and_reported(
+    restored: NewCluster,
+) -> None:
+    report = _commit(restored, groups={"readers": {"orders": {4: 3, 0: 2}, "other": {0: 1}}})
+    assert restored.brokers.committed == {("readers", "orders", 0): 2}
+    text = "is not committed, because the plan does not restore this partition"
+    assert report[:2] == [
+        f"group readers, orders-4: offset 3 {text}",
+        f"group readers, other-0: offset 1 {text}",
+    ]
 
 
-def test_group_with_members_is_rejected(restored: NewCluster) -> None:
+def test_groups_from_disk_are_committed(
+    tmp_path: Path, restored: NewCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = tmp_path / "groups.json"
+    assert main(["groups", str(GROUPS / "disk"), "--layout", "kafka-logs", "--json"]) == 0
+    groups.write_text(capsys.readouterr().out)
+    commit = ["restore", "commit", str(restored.plan_file), "--groups", str(groups)]
+    assert main([*commit, "--to", restored.brokers.bootstrap]) == 0
+    assert "group g-live, orders-1: offset 5 is not committed" in capsys.readouterr().out
+    expected = {
+        (row["group"], "orders", 0): row["offset"]
+        for row in json.loads((GROUPS / "committed.json").read_text())
+        if row["partition"] == 0
+    }
+    assert expected
+    assert restored.brokers.committed == expected
+
+
+def test_commit_of_group_with_members_is_rejected(restored: NewCluster) -> None:
     restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
     with pytest.raises(InvalidOptionError, match="group readers has members"):
         _commit(restored, groups={"readers": {"orders": {0: 3}}})
 
 
-def test_configurations_are_set_last(restored: NewCluster) -> None:
+def test_failed_group_commit_leaves_configurations_unchanged(restored: NewCluster) -> None:
     restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
     configs = {"retention.ms": "86400000", "cleanup.policy": "compact"}
     with pytest.raises(InvalidOptionError):
@@ -88,17 +121,65 @@ def test_configurations_are_set_last(restored: NewCluster) -> None:
     assert restored.brokers.configs["cleanup.policy"] == "compact"
 
 
-def test_invalid_configuration_is_reported(restored: NewCluster) -> None:
+def test_commit_with_invalid_configuration_fails(restored: NewCluster) -> None:
     restored.brokers.fail(ALTER_CONFIGS, Fault(code=INVALID_CONFIG))
     with pytest.raises(BrokerError, match="orders"):
         _commit(restored, {"retention.ms": "x"})
     assert status_restore(str(restored.plan_file))[-2] != "committed"
 
 
-def test_missing_rows_on_the_brokers_prevent_the_commit(restored: NewCluster) -> None:
+def test_commit_with_missing_rows_is_rejected_without_changes(restored: NewCluster) -> None:
     partition = restored.brokers.topics["orders"][1][0]
     partition.log = replace(partition.log, batches=partition.log.batches[:-1])
     with pytest.raises(InvalidOptionError, match="the restore is not verified: orders-0"):
         _commit(restored, {"retention.ms": "1"})
     assert restored.brokers.producer_ids == {}
     assert restored.brokers.configs["retention.ms"] == "-1"
+
+
+STEPS = ("verify_restore", "raise_producer_ids", "commit_offsets", "set_configs")
+
+
+def test_commit_resumes_after_crash_between_any_steps(
+    restored: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crashes before and after each step, once per run, and runs the commit again."""
+    configs = {"retention.ms": "86400000"}
+    groups = {"readers": {"orders": {0: 3}}, "writers": {"orders": {0: 4}}}
+    crashes = limit = passed = 0
+
+    def crash_here() -> None:
+        nonlocal passed
+        passed += 1
+        if passed > limit:
+            raise _CrashError
+
+    def crashing(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **more: Any) -> Any:  # noqa: ANN401
+            crash_here()
+            result = step(*args, **more)
+            crash_here()
+            return result
+
+        return run
+
+    for name in STEPS:
+        monkeypatch.setattr(committing, name, crashing(getattr(committing, name)))
+    monkeypatch.setattr(Journal, "add", crashing(Journal.add))
+    while True:
+        passed, limit = 0, limit + 1
+        try:
+            _commit(restored, configs, groups)
+            break
+        except _CrashError:
+            crashes += 1
+            assert status_restore(str(restored.plan_file))[-1].startswith("next: ")
+    assert crashes > 10
+    assert status_restore(str(restored.plan_file))[-2] == "committed"
+    assert restored.brokers.committed == {("readers", "orders", 0): 3, ("writers", "orders", 0): 4}
+    assert restored.brokers.configs["retention.ms"] == "86400000"
+    assert restored.brokers.producer_ids[0] > OLD_PRODUCER
+
+
+class _CrashError(Exception):
+    """Raised to end a commit like a crash: the product has no handler for it."""

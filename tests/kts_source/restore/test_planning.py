@@ -29,7 +29,7 @@ EPOCH = max(
 )
 
 
-def test_plan_records_the_tier_and_the_new_topic(cluster: NewCluster) -> None:
+def test_plan_contains_offsets_of_tier_and_ids_of_new_topics(cluster: NewCluster) -> None:
     cluster.add_topic("new-trimmed")
     plan = cluster.plan(tier_options("trimmed"), rename={"trimmed": "new-trimmed"})
     assert plan.refusals == ()
@@ -60,13 +60,13 @@ def _topic_id(cluster: NewCluster, topic: str) -> str:
     return (folder / "partition.metadata").read_text().split()[-1]
 
 
-def test_missing_topic_is_refused(cluster: NewCluster) -> None:
+def test_plan_without_target_topic_is_refused(cluster: NewCluster) -> None:
     assert cluster.plan(EPOCHS).refusals == (
         "topic epochs does not exist in the new cluster: create it",
     )
 
 
-def test_leader_epoch_that_is_not_above_the_tier_is_refused(cluster: NewCluster) -> None:
+def test_leader_epoch_not_above_tier_is_refused(cluster: NewCluster) -> None:
     cluster.add_topic("epochs", epoch=EPOCH)
     (text,) = cluster.plan(EPOCHS).refusals
     assert f"leader epoch {EPOCH} of the new cluster is not above leader epoch {EPOCH}" in text
@@ -74,7 +74,7 @@ def test_leader_epoch_that_is_not_above_the_tier_is_refused(cluster: NewCluster)
     assert cluster.plan(EPOCHS).refusals == ()
 
 
-def test_topic_with_records_is_refused(cluster: NewCluster) -> None:
+def test_target_topic_with_records_is_refused(cluster: NewCluster) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value", b"key")])
     cluster.add_topic("epochs")
@@ -83,7 +83,7 @@ def test_topic_with_records_is_refused(cluster: NewCluster) -> None:
     assert "epochs-0 of the new cluster is not empty: it has offsets [0, 1)" in text
 
 
-def test_new_topic_with_fewer_partitions_is_refused_and_with_more_is_noted(
+def test_target_topic_with_fewer_partitions_is_refused_and_with_more_noted(
     cluster: NewCluster,
 ) -> None:
     cluster.add_topic("wide", partitions=5)
@@ -96,7 +96,7 @@ def test_new_topic_with_fewer_partitions_is_refused_and_with_more_is_noted(
 
 
 @pytest.mark.parametrize("replicas", [(0, 1), (1, 0, 2)])
-def test_topic_with_several_replicas_is_refused(
+def test_target_topic_with_several_replicas_is_refused(
     replicas: tuple[int, ...], cluster: NewCluster
 ) -> None:
     cluster.add_topic("epochs")
@@ -105,7 +105,7 @@ def test_topic_with_several_replicas_is_refused(
     assert f"epochs-0 of the new cluster has replicas on brokers {list(replicas)}" in text
 
 
-def test_topics_on_different_brokers_are_refused(cluster: NewCluster) -> None:
+def test_target_topics_on_different_brokers_are_refused(cluster: NewCluster) -> None:
     cluster.add_topic("wide", partitions=6)
     cluster.brokers.topics["wide"][1][4].replicas = (1,)
     plan = cluster.plan(tier_options("wide"))
@@ -122,9 +122,7 @@ def test_topics_on_different_brokers_are_refused(cluster: NewCluster) -> None:
         ("remote.storage.enable", "true"),
     ],
 )
-def test_configuration_that_would_change_restored_records_is_refused(
-    name: str, value: str, cluster: NewCluster
-) -> None:
+def test_unsafe_topic_configuration_is_refused(name: str, value: str, cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     cluster.brokers.configs[name] = value
     (text,) = cluster.plan(EPOCHS).refusals
@@ -144,7 +142,7 @@ def test_undecided_transactions_are_refused_by_default(cluster: NewCluster) -> N
     )
 
 
-def test_hole_is_refused(tmp_path: Path, cluster: NewCluster) -> None:
+def test_tier_with_hole_is_refused(tmp_path: Path, cluster: NewCluster) -> None:
     options = copied_tier(tmp_path, "codecs", lost=1)
     cluster.add_topic("codecs")
     assert any("no segment in the tier holds offsets" in r for r in cluster.plan(options).refusals)
@@ -160,19 +158,19 @@ def test_hole_is_refused(tmp_path: Path, cluster: NewCluster) -> None:
         {"failOnDataLoss": "false"},
     ],
 )
-def test_option_that_limits_the_restore_is_rejected(
+def test_option_that_limits_offsets_is_rejected(
     options: dict[str, str], cluster: NewCluster
 ) -> None:
     with pytest.raises(InvalidOptionError, match=next(iter(options))):
         cluster.plan({**EPOCHS, **options})
 
 
-def test_unknown_topic_in_rename_is_rejected(cluster: NewCluster) -> None:
+def test_rename_of_unknown_topic_is_rejected(cluster: NewCluster) -> None:
     with pytest.raises(InvalidOptionError, match="'other'"):
         cluster.plan(EPOCHS, rename={"other": "new"})
 
 
-def test_two_topics_with_the_same_new_name_are_rejected(cluster: NewCluster) -> None:
+def test_rename_to_same_name_is_rejected(cluster: NewCluster) -> None:
     with pytest.raises(InvalidOptionError, match="same name"):
         cluster.plan(tier_options("epochs,trimmed"), rename={"epochs": "trimmed"})
 
@@ -180,14 +178,14 @@ def test_two_topics_with_the_same_new_name_are_rejected(cluster: NewCluster) -> 
 def test_plan_of_another_version_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     facts = json.loads(cluster.plan(EPOCHS).to_json())
-    with pytest.raises(InvalidOptionError, match="has version 2"):
-        RestorePlan.from_json(json.dumps({**facts, "version": 2}))
+    with pytest.raises(InvalidOptionError, match="has version 3"):
+        RestorePlan.from_json(json.dumps({**facts, "version": 3}))
     for broken in ("", "[]", "{}", json.dumps({**facts, "partitions": [{}]})):
         with pytest.raises(InvalidOptionError, match="not a restore plan"):
             RestorePlan.from_json(broken)
 
 
-def test_explanation_lists_partitions_notes_and_refusals(cluster: NewCluster) -> None:
+def test_explanation_contains_partitions_notes_and_refusals(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     plan = replace(cluster.plan(EPOCHS), notes=("a note",), refusals=("a reason",))
     text = plan.explain()

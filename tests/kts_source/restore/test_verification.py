@@ -21,13 +21,13 @@ def _verify(cluster: NewCluster) -> list[str]:
     return verify_restore(str(cluster.plan_file), cluster.target)
 
 
-def test_brokers_with_all_restored_rows_are_verified(restored: NewCluster) -> None:
+def test_verify_with_equal_rows_succeeds(restored: NewCluster) -> None:
     assert status_restore(str(restored.plan_file))[-1].startswith("next: start the broker")
     assert _verify(restored) == []
     assert status_restore(str(restored.plan_file))[-2].startswith("verified")
 
 
-def test_missing_batch_is_reported(restored: NewCluster) -> None:
+def test_verify_with_missing_batch_reports_end(restored: NewCluster) -> None:
     partition = restored.brokers.topics["orders"][1][0]
     partition.log = replace(partition.log, batches=partition.log.batches[:-1])
     texts = _verify(restored)
@@ -36,7 +36,7 @@ def test_missing_batch_is_reported(restored: NewCluster) -> None:
     assert not any("verified" in line for line in status_restore(str(restored.plan_file)))
 
 
-def test_changed_value_is_reported_in_both_isolation_levels(restored: NewCluster) -> None:
+def test_verify_with_changed_value_reports_both_isolation_levels(restored: NewCluster) -> None:
     builder = LogBuilder(leader_epoch=3, codec="zstd")
     builder.append([SimpleRecord(b"VALUE", b"key 0"), SimpleRecord(None, None)])
     changed = fake_log(builder.build()).batches[0]
@@ -49,18 +49,18 @@ def test_changed_value_is_reported_in_both_isolation_levels(restored: NewCluster
     ]
 
 
-def test_log_start_is_compared(restored: NewCluster) -> None:
+def test_verify_with_other_log_start_reports_it(restored: NewCluster) -> None:
     restored.brokers.topics["orders"][1][0].log.log_start = 2
     assert "orders-0: log start is 2, but the restore wrote 0" in _verify(restored)
 
 
-def test_too_low_leader_epoch_is_reported(restored: NewCluster) -> None:
+def test_verify_with_low_leader_epoch_reports_it(restored: NewCluster) -> None:
     restored.brokers.topics["orders"][1][0].epoch = 5
     (text,) = _verify(restored)
     assert "leader epoch 5 is not above leader epoch 5 of the old cluster" in text
 
 
-def test_topic_with_another_id_is_rejected(restored: NewCluster) -> None:
+def test_verify_with_other_topic_id_is_rejected(restored: NewCluster) -> None:
     _, partitions = restored.brokers.topics["orders"]
     restored.brokers.create("orders", partitions)
     with pytest.raises(InvalidOptionError, match="does not have the planned topic id"):
@@ -73,7 +73,7 @@ def test_verify_before_write_is_rejected(cluster: NewCluster, restored: NewClust
         _verify(cluster)
 
 
-def test_partial_line_of_a_killed_write_is_removed(restored: NewCluster) -> None:
+def test_journal_with_partial_last_line_is_truncated(restored: NewCluster) -> None:
     journal = restored.plan_file.with_name("plan.json.journal")
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"step": "veri')

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kts_source.errors import InvalidOptionError, ObjectChangedError
+from kts_source.errors import CorruptSegmentError, InvalidOptionError, ObjectChangedError
 from kts_source.restore.committing import status_restore
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.kafka_uuid import uuid_from_text
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import (
     LOCAL_TIER,
     TOPICS,
@@ -63,7 +66,7 @@ def _restore(cluster: NewCluster, topic: str, **more: Any) -> None:  # noqa: ANN
 
 
 @pytest.mark.parametrize("topic", sorted(set(TOPICS) - UNDECIDED))
-def test_written_log_serves_the_rows_of_the_tier(topic: str, cluster: NewCluster) -> None:
+def test_written_log_has_rows_of_tier(topic: str, cluster: NewCluster) -> None:
     _restore(cluster, topic)
     levels: tuple[IsolationLevel, ...] = ("read_uncommitted", "read_committed")
     for level in levels:
@@ -71,7 +74,9 @@ def test_written_log_serves_the_rows_of_the_tier(topic: str, cluster: NewCluster
 
 
 @pytest.mark.parametrize("topic", sorted(UNDECIDED))
-def test_undecided_transactions_are_aborted(topic: str, cluster: NewCluster) -> None:
+def test_write_with_abort_policy_aborts_undecided_transactions(
+    topic: str, cluster: NewCluster
+) -> None:
     _restore(cluster, topic, undecided="abort")
     assert_same_rows(
         _written(cluster, topic, "read_uncommitted"), expected_table(topic, "read_uncommitted")
@@ -101,6 +106,81 @@ def test_undecided_transactions_are_aborted(topic: str, cluster: NewCluster) -> 
     assert set(found) == expected
 
 
+@pytest.mark.parametrize("topic", sorted(UNDECIDED))
+def test_write_with_cut_policy_ends_before_undecided_transactions(
+    topic: str, cluster: NewCluster
+) -> None:
+    _restore(cluster, topic, undecided="cut")
+    plan = read_plan(str(cluster.plan_file))
+    stops = {each.partition: each.stop for each in plan.partitions}
+    ends = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])
+    for number, summary in partition_summaries(topic).items():
+        firsts = [each["first"] for each in summary["undecided_in_tier"]]
+        assert stops[number] <= min([*firsts, summary["tier_end_offset"]])
+        assert ends[topic, number] == summary["tier_end_offset"]
+    assert f"cut: records at offsets [{stops[0]}, {plan.partitions[0].tier_stop})" in plan.explain()
+    levels: tuple[IsolationLevel, ...] = ("read_uncommitted", "read_committed")
+    for level in levels:
+        expected = expected_table(topic, level)
+        pairs = zip(expected["partition"].to_pylist(), expected["offset"].to_pylist(), strict=True)
+        kept = [offset < stops[number] for number, offset in pairs]
+        assert_same_rows(_written(cluster, topic, level), expected.filter(kept))
+
+
+def _plain(builder: LogBuilder) -> None:
+    builder.append([SimpleRecord(b"value", b"key")])
+
+
+def _transaction(builder: LogBuilder, producer: int) -> None:
+    builder.send(producer, [SimpleRecord(b"in a transaction", b"key")])
+
+
+@pytest.mark.parametrize("with_roll", [False, True])
+@pytest.mark.parametrize(
+    ("before", "cut"),
+    [
+        (("plain", 7, "plain", "commit", 8, "plain", 9), 4),
+        (("plain", 7, "plain", 8, 9, "commit", "plain"), 1),  # 7 ends after 9 began
+        ((7, 9, "plain", "commit", 8), 0),
+    ],
+)
+def test_cut_log_ends_where_no_transaction_is_open(
+    before: tuple[str | int, ...],
+    cut: int,
+    with_roll: bool,
+    tmp_path: Path,
+    cluster: NewCluster,
+) -> None:
+    """Offset 0 is the first record of `before`; `commit` ends the transaction of producer 7."""
+    builder = LogBuilder(leader_epoch=2)
+    for action in before:
+        if action == "plain":
+            _plain(builder)
+        elif action == "commit":
+            builder.commit(7)
+        else:
+            _transaction(builder, int(action))
+        if with_roll:
+            builder.roll()
+    log = builder.build()
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    for files in log.segments:
+        if files.log:
+            writer.write_segment(files)
+    tier = str(tmp_path / "tier")
+    options = {"path": tier, "layout": "local-tiered-storage", "subscribe": "orders"}
+    cluster.add_topic("orders")
+    plan = cluster.plan(options, undecided="cut")
+    assert plan.refusals == ()
+    assert (plan.partitions[0].stop, plan.partitions[0].tier_stop) == (cut, len(before))
+    cluster.write(options)
+    rows = _written(cluster, "orders", "read_uncommitted")
+    markers = [number for number, action in enumerate(before) if action == "commit"]
+    assert rows["offset"].to_pylist() == [n for n in range(cut) if n not in markers]
+    ends = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])
+    assert ends["orders", 0] == len(before)
+
+
 def _producers(topic: str) -> dict[tuple[int, int], int]:
     """Returns the producer id of each row of transactions, by partition and offset."""
     table = scan(
@@ -116,7 +196,7 @@ def _producers(topic: str) -> dict[tuple[int, int], int]:
     }
 
 
-def test_segments_have_the_original_bytes(cluster: NewCluster) -> None:
+def test_written_segments_equal_original_bytes(cluster: NewCluster) -> None:
     cluster.add_topic("codecs")
     options = {
         "path": str(LOCAL_TIER / "tier"),
@@ -132,7 +212,7 @@ def test_segments_have_the_original_bytes(cluster: NewCluster) -> None:
     assert written == originals
 
 
-def test_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewCluster) -> None:
+def test_written_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewCluster) -> None:
     (cluster.log_dir / "log-start-offset-checkpoint").write_text("0\n1\nother 3 12\n")
     _restore(cluster, "trimmed")
     summary = partition_summaries("trimmed")[0]
@@ -148,7 +228,7 @@ def test_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewClust
     }
 
 
-def test_log_restored_with_resume_at_ends_at_that_offset(cluster: NewCluster) -> None:
+def test_write_with_resume_at_ends_log_at_that_offset(cluster: NewCluster) -> None:
     _restore(cluster, "epochs", resume_at={"epochs": {0: 5000}})
     end = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])["epochs", 0]
     assert end == 5000
@@ -157,7 +237,39 @@ def test_log_restored_with_resume_at_ends_at_that_offset(cluster: NewCluster) ->
     )
 
 
-def test_refused_plan_is_not_written(cluster: NewCluster) -> None:
+@pytest.mark.parametrize(
+    ("at", "problem"),
+    [
+        (7, "offsets of batches do not ascend"),  # base offset 1 becomes 0
+        (15, "leader epoch of a batch differs"),
+        (16, "unknown magic 3"),
+        (70, "checksum of a batch"),
+    ],
+)
+def test_write_of_invalid_batch_fails_and_leaves_partition_empty(
+    at: int, problem: str, tmp_path: Path, cluster: NewCluster
+) -> None:
+    builder = LogBuilder(leader_epoch=2)
+    for _ in range(6):  # planning reads only batches after the last entry of the offset index
+        builder.append([SimpleRecord(bytes(5000), b"key")])
+    (files,) = builder.build().segments
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    writer.write_segment(files)
+    (log,) = (tmp_path / "tier").rglob("*.log")
+    data = bytearray(log.read_bytes())
+    start = len(data) // 6  # batches have equal sizes
+    data[start + at] ^= 1
+    log.write_bytes(data)
+    tier = str(tmp_path / "tier")
+    options = {"path": tier, "layout": "local-tiered-storage", "subscribe": "orders"}
+    cluster.add_topic("orders")
+    assert cluster.plan(options).refusals == ()
+    with pytest.raises(CorruptSegmentError, match=problem):
+        cluster.write(options)
+    assert all(not path.stat().st_size for path in cluster.log_dir.rglob("*.log"))
+
+
+def test_write_of_refused_plan_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs", epoch=0)
     cluster.plan(EPOCHS)
     before = cluster.files()
@@ -177,7 +289,7 @@ def test_refused_plan_is_not_written(cluster: NewCluster) -> None:
         ("epochs-0/unknown.file", "", "is not empty"),
     ],
 )
-def test_wrong_log_directory_is_rejected_and_unchanged(
+def test_write_to_wrong_log_directory_is_rejected_without_changes(
     name: str, text: str, problem: str, cluster: NewCluster
 ) -> None:
     cluster.add_topic("epochs")
@@ -190,7 +302,7 @@ def test_wrong_log_directory_is_rejected_and_unchanged(
     assert cluster.files() == before
 
 
-def test_folder_that_is_no_log_directory_is_rejected(cluster: NewCluster, tmp_path: Path) -> None:
+def test_write_to_unformatted_folder_is_rejected(cluster: NewCluster, tmp_path: Path) -> None:
     cluster.add_topic("epochs")
     cluster.plan(EPOCHS)
     (cluster.log_dir / "meta.properties").unlink()
@@ -198,7 +310,7 @@ def test_folder_that_is_no_log_directory_is_rejected(cluster: NewCluster, tmp_pa
         cluster.write(EPOCHS)
 
 
-def test_log_directory_of_a_running_broker_is_rejected(cluster: NewCluster) -> None:
+def test_write_to_locked_log_directory_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     cluster.plan(EPOCHS)
     code = (
@@ -218,7 +330,9 @@ def test_log_directory_of_a_running_broker_is_rejected(cluster: NewCluster) -> N
     cluster.write(EPOCHS)
 
 
-def test_tier_that_changed_after_the_plan_is_rejected(tmp_path: Path, cluster: NewCluster) -> None:
+def test_write_after_tier_changed_is_rejected_without_changes(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
     options = copied_tier(tmp_path, "epochs")
     cluster.add_topic("epochs")
     cluster.plan(options)
@@ -239,7 +353,7 @@ def test_second_write_changes_nothing(cluster: NewCluster) -> None:
     assert cluster.files() == before
 
 
-def test_another_log_directory_for_the_same_plan_is_rejected(cluster: NewCluster) -> None:
+def test_write_to_second_log_directory_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     plan = cluster.plan(EPOCHS)
     Journal(str(cluster.plan_file), plan).begin("/elsewhere")
@@ -248,7 +362,7 @@ def test_another_log_directory_for_the_same_plan_is_rejected(cluster: NewCluster
 
 
 @pytest.mark.parametrize("topic", ["epochs", pytest.param("txn", marks=pytest.mark.slow)])
-def test_write_continues_after_a_crash_at_every_sync(
+def test_write_resumes_after_crash_at_every_sync(
     topic: str, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add_topic(topic, partitions=len(partition_summaries(topic)))
@@ -281,11 +395,54 @@ def test_write_continues_after_a_crash_at_every_sync(
     )
 
 
+def test_write_to_too_small_disk_is_rejected_without_changes(
+    cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    needed = sum(each.bytes for each in cluster.plan(EPOCHS).partitions)
+    before = cluster.files()
+    usage = shutil.disk_usage(cluster.log_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+        with pytest.raises(InvalidOptionError, match="free, but the restore needs"):
+            cluster.write(EPOCHS)
+    assert {**before, ".lock": b""} == cluster.files()
+    cluster.write(EPOCHS)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_write_resumes_after_disk_was_full(
+    number: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    sync, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > number:  # the first sync is that of the journal
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            InvalidOptionError, match=r"epochs-0 cannot be written: .*No space left"
+        ):
+            cluster.write(EPOCHS)
+    assert status_restore(str(cluster.plan_file))[-1].startswith("next: run kts restore write")
+    cluster.write(EPOCHS)
+    assert_same_rows(
+        _written(cluster, "epochs", "read_committed"), expected_table("epochs", "read_committed")
+    )
+
+
 class _CrashError(Exception):
     """Raised to end a write like a crash: the product has no handler for it."""
 
 
-def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) -> None:
+def test_resumed_write_with_changed_file_is_rejected(cluster: NewCluster) -> None:
     _restore(cluster, "epochs")
     journal = Journal(str(cluster.plan_file), read_plan(str(cluster.plan_file)))
     kept = [line for line in journal.path.read_text().splitlines() if '"staged"' in line]
@@ -297,7 +454,7 @@ def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) ->
         cluster.write(EPOCHS)
 
 
-def test_topic_is_restored_from_disk_of_an_old_broker(tmp_path: Path, cluster: NewCluster) -> None:
+def test_disk_of_old_broker_is_restored(tmp_path: Path, cluster: NewCluster) -> None:
     """Restores from the log directory of an earlier restore, which stands for an old broker's disk:
     alone, and in addition to a tier that lacks the last segment.
     """
@@ -319,7 +476,7 @@ def test_topic_is_restored_from_disk_of_an_old_broker(tmp_path: Path, cluster: N
 
 
 @pytest.mark.parametrize("base", [0, 300])
-def test_records_of_a_broker_that_ran_during_the_write_are_not_overwritten(
+def test_resumed_write_after_broker_ran_is_rejected_without_changes(
     base: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add_topic("epochs")

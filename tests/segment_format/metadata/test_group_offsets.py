@@ -20,11 +20,10 @@ from segment_format.metadata.group_offsets import (
     parse_group_key,
     parse_group_value,
 )
+from segment_format.testing import LogBuilder, SimpleRecord
 from tests.golden_data import GOLDEN
 
 GROUPS = GOLDEN / "group-offsets"
-ABORTED = range(5, 8)
-"""Offsets of the aborted transaction, and of the markers, in the golden log."""
 
 
 def text(value: str) -> bytes:
@@ -35,18 +34,8 @@ def key(version: int = 1) -> bytes:
     return struct.pack(">h", version) + text("g") + text("té") + struct.pack(">i", 7)
 
 
-def golden_records() -> list[tuple[bytes | None, bytes | None]]:
-    log = (GROUPS / "disk/__consumer_offsets-0/00000000000000000000.log").read_bytes()
-    return [
-        (record.key, record.value)
-        for batch in iter_batches(log)
-        if not batch.is_control_batch
-        for record in batch.records
-        if record.offset not in ABORTED
-    ]
-
-
 def test_offsets_on_disk_equal_those_that_the_broker_reported() -> None:
+    log = (GROUPS / "disk/__consumer_offsets-0/00000000000000000000.log").read_bytes()
     found: list[dict[str, Any]] = [
         {
             "group": partition.group,
@@ -56,7 +45,7 @@ def test_offsets_on_disk_equal_those_that_the_broker_reported() -> None:
             # librdkafka also writes the final zero byte of C, and hides it.
             "metadata": offset.metadata.removesuffix("\0"),
         }
-        for partition, offset in committed_offsets(golden_records()).items()
+        for partition, offset in committed_offsets(iter_batches(log)).items()
     ]
     assert found == json.loads((GROUPS / "committed.json").read_text())
 
@@ -86,13 +75,48 @@ def test_unknown_version_of_a_value_is_an_error() -> None:
 def test_keys_of_group_members_are_skipped() -> None:
     assert parse_group_key(key(0)) == parse_group_key(key(1)) == GroupPartition("g", "té", 7)
     assert parse_group_key(struct.pack(">h", 2) + text("g")) is None
-    assert committed_offsets([(struct.pack(">h", 3), b"x"), (None, b"x")]) == {}
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"x", struct.pack(">h", 3)), SimpleRecord(b"x", None)])
+    assert _offsets(builder) == {}
 
 
 def test_record_without_value_deletes_the_offset() -> None:
-    value = struct.pack(">hq", 2, 42) + text("") + struct.pack(">q", 5)
-    assert len(committed_offsets([(key(), value)])) == 1
-    assert committed_offsets([(key(), value), (key(), None)]) == {}
+    builder = LogBuilder()
+    builder.append([_commit(42)])
+    assert _offsets(builder) == {"g": 42}
+    builder.append([SimpleRecord(None, struct.pack(">h", 1) + text("g") + text("té") + bytes(4))])
+    assert _offsets(builder) == {}
+
+
+def test_offsets_of_aborted_and_undecided_transactions_are_dropped() -> None:
+    builder = LogBuilder()
+    builder.append([_commit(1), _commit(1, "h"), _commit(1, "i")])
+    for producer, group in ((7, "g"), (8, "h"), (9, "i")):
+        builder.send(producer, [_commit(2, group)])
+    builder.commit(7)
+    builder.abort(8)
+    builder.append([_commit(3, "j")])
+    assert _offsets(builder) == {"g": 2, "h": 1, "i": 1, "j": 3}
+
+
+def test_offset_after_a_transactional_commit_is_not_replaced_by_its_marker() -> None:
+    builder = LogBuilder()
+    builder.send(7, [_commit(2)])
+    builder.append([_commit(3)])
+    builder.commit(7)
+    assert _offsets(builder) == {"g": 3}
+
+
+def _commit(offset: int, group: str = "g") -> SimpleRecord:
+    value = struct.pack(">hq", 2, offset) + text("") + struct.pack(">q", 5)
+    return SimpleRecord(value, struct.pack(">h", 1) + text(group) + text("té") + bytes(4))
+
+
+def _offsets(builder: LogBuilder) -> dict[str, int]:
+    """Returns the committed offset of each group in the log."""
+    log = b"".join(files.log for files in builder.build().segments)
+    found = committed_offsets(iter_batches(log))
+    return {partition.group: offset.offset for partition, offset in found.items()}
 
 
 @given(st.binary(max_size=60))

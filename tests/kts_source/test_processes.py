@@ -1,0 +1,37 @@
+"""Tests worker processes that are started from a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+from kts_source.processes import in_processes
+
+{guard}
+    print(sorted(in_processes(abs, [-1, -2, -3], 2)))
+"""
+
+
+def run_script(tmp_path: Path, guard: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(guard=guard))
+    return subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_script_with_main_guard_runs_its_tasks_in_processes(tmp_path: Path) -> None:
+    result = run_script(tmp_path, 'if __name__ == "__main__":')
+    assert (result.returncode, result.stdout) == (0, "[1, 2, 3]\n"), result.stderr
+
+
+def test_script_without_main_guard_raises_worker_start_error(tmp_path: Path) -> None:
+    result = run_script(tmp_path, "if True:")
+    assert result.returncode == 1
+    assert "WorkerStartError: no worker process could start" in result.stderr
+    assert 'if __name__ == "__main__":' in result.stderr
