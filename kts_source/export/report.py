@@ -334,6 +334,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         if field.type in ("int", "float")
     }
     sums["left_bytes"] = then.left_bytes
+    if then.newest_ms is None:
+        sums["newest_ms"] = first.newest_ms
     ranges: list[WrittenRange] = []
     order = attrgetter("topic", "topic_id", "partition", "start")
     for span in sorted((*first.ranges, *then.ranges), key=order):
@@ -370,12 +372,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
 
 def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
     """Returns the newest timestamp of the segments of partitions in ms; `None` if it is unknown."""
-    timestamps = (
-        span.segment.max_timestamp_ms
-        for partition in partitions
-        for span in partition.surviving.ranges
-    )
-    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)
+    timestamps = (partition.surviving.newest_ms for partition in partitions)
+    return max((newest for newest in timestamps if newest is not None), default=None)
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
