@@ -37,6 +37,8 @@ _HELP: Final = {
     "malformed_rows": "Malformed rows that the last run dropped.",
     "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
     "skipped_offsets": "Requested offsets that the last run skipped.",
+    "new_fields": "Fields that the last run did not write, because the schema lacks them.",
+    "added_fields": "Fields that the last run added to the schema.",
     "commits": "Commits of the last run.",
     "seconds": "Duration of the last run.",
 }
@@ -180,6 +182,8 @@ class BackfillReport(Displayed):
             "rejected_rows": self.rejected,
             "malformed_rows": self.malformed,
             "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+            "new_fields": len(self.new_fields),
+            "added_fields": len(self.added_fields),
             "commits": self.commits,
             "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
         }
