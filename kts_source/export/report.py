@@ -41,6 +41,8 @@ _HELP: Final = {
     "malformed_rows": "Malformed rows that the last run dropped.",
     "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
     "skipped_offsets": "Requested offsets that the last run skipped.",
+    "new_fields": "Fields that the last run did not write, because the schema lacks them.",
+    "added_fields": "Fields that the last run added to the schema.",
     "commits": "Commits of the last run.",
     "seconds": "Duration of the last run.",
 }
@@ -189,6 +191,8 @@ class BackfillReport(Displayed):
             "rejected_rows": self.rejected,
             "malformed_rows": self.malformed,
             "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+            "new_fields": len(self.new_fields),
+            "added_fields": len(self.added_fields),
             "commits": self.commits,
             "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
         }
@@ -343,6 +347,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         if field.type in ("int", "float")
     }
     sums["left_bytes"] = then.left_bytes
+    if then.newest_ms is None:
+        sums["newest_ms"] = first.newest_ms
     ranges: list[WrittenRange] = []
     order = attrgetter("topic", "topic_id", "partition", "start")
     for span in sorted((*first.ranges, *then.ranges), key=order):
@@ -379,12 +385,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
 
 def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
     """Returns the newest timestamp of the segments of partitions in ms; `None` if it is unknown."""
-    timestamps = (
-        span.segment.max_timestamp_ms
-        for partition in partitions
-        for span in partition.surviving.ranges
-    )
-    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)
+    timestamps = (partition.surviving.newest_ms for partition in partitions)
+    return max((newest for newest in timestamps if newest is not None), default=None)
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
