@@ -16,6 +16,7 @@ from kts_source.errors import (
     InvalidOptionError,
     InvalidValueError,
     MissingExtraError,
+    OffsetOutOfRangeError,
     RejectedRowsError,
     TieredKafkaError,
     TopicsFailedError,
@@ -154,6 +155,8 @@ def _exit_code(error: Exception) -> int:
         codes = {_exit_code(each) for each in error.errors.values()}
         return codes.pop() if len(codes) == 1 else 1
     if isinstance(error, InvalidOptionError | MissingExtraError):
+        return 2
+    if isinstance(error, OffsetOutOfRangeError) and error.is_start_time:
         return 2
     if isinstance(error, RejectedRowsError | InvalidValueError):
         return 4

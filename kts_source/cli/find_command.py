@@ -204,8 +204,14 @@ def find_command(
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         check_output(certificate)
+    conditions = _conditions(flags)
+    if "where" not in options and all(value in (False, (), []) for value in conditions.values()):
+        raise InvalidOptionError(
+            "the search has no condition: set --key, --value-contains, --header, --producer-id or"
+            " --where"
+        )
     _silence_planning()
-    search = find(options, **_conditions(flags))
+    search = find(options, **conditions)
     is_typed = "columns" not in options and any(form in options for form in _FORMAT_OPTIONS)
     writer = _FoundRecords() if is_typed else JsonLines()
     if certificate is not None:

@@ -27,6 +27,10 @@ _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
 _MANY_FILES: Final = 100
 _SMALL_FILE: Final = 1 << 20
+_MAX_HOURS: Final = 48
+"""Maximum age that is shown in hours."""
+_MAX_DAYS: Final = 730
+"""Maximum age that is shown in days."""
 _STAGES: Final = ("planning", "verifying", "running", "committing")
 """Stages whose seconds add up to the duration of a run."""
 _HELP: Final = {
@@ -37,6 +41,8 @@ _HELP: Final = {
     "malformed_rows": "Malformed rows that the last run dropped.",
     "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
     "skipped_offsets": "Requested offsets that the last run skipped.",
+    "new_fields": "Fields that the last run did not write, because the schema lacks them.",
+    "added_fields": "Fields that the last run added to the schema.",
     "commits": "Commits of the last run.",
     "seconds": "Duration of the last run.",
 }
@@ -150,7 +156,12 @@ class BackfillReport(Displayed):
         if self.newest_ms is None or self.ended_ms is None:
             return ""
         hours = max(0, self.ended_ms - self.newest_ms) / 3_600_000
-        return f"the newest record of the tier is {hours:,.1f} hours old"
+        days = hours / 24
+        if hours <= _MAX_HOURS:
+            age = f"{hours:.1f} hours"
+        else:
+            age = f"{days:,.1f} days" if days <= _MAX_DAYS else f"{days / 365.25:,.1f} years"
+        return f"the newest record of the tier is {age} old"
 
     @property
     def small_files(self) -> str:
@@ -180,6 +191,8 @@ class BackfillReport(Displayed):
             "rejected_rows": self.rejected,
             "malformed_rows": self.malformed,
             "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+            "new_fields": len(self.new_fields),
+            "added_fields": len(self.added_fields),
             "commits": self.commits,
             "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
         }
@@ -337,6 +350,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         if field.type in ("int", "float")
     }
     sums["left_bytes"] = then.left_bytes
+    if then.newest_ms is None:
+        sums["newest_ms"] = first.newest_ms
     ranges: list[WrittenRange] = []
     order = attrgetter("topic", "topic_id", "partition", "start")
     for span in sorted((*first.ranges, *then.ranges), key=order):
@@ -373,12 +388,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
 
 def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
     """Returns the newest timestamp of the segments of partitions in ms; `None` if it is unknown."""
-    timestamps = (
-        span.segment.max_timestamp_ms
-        for partition in partitions
-        for span in partition.surviving.ranges
-    )
-    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)
+    timestamps = (partition.surviving.newest_ms for partition in partitions)
+    return max((newest for newest in timestamps if newest is not None), default=None)
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:

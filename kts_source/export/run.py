@@ -741,9 +741,11 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
     )
 
 
-def log_run_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
+def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> None:
     """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
     warning; offsets after an open transaction are not, because the next run reads them.
+
+    Warns if the newest timestamp of a tier is unknown, because alerts on it cannot fire then.
     """
     log.info(
         "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
@@ -752,6 +754,13 @@ def log_run_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> 
         *(report.commits, format_bytes(report.bytes_read)),
         f"; {report.freshness}" if report.freshness else "",
     )
+    # The tier may have no segment yet if brokers serve the offsets.
+    if report.newest_ms is None and any(each.brokers is None for each in partitions):
+        log.warning(
+            "run %s: the report and the metrics have no time of the newest record, because no"
+            " segment of the tier has a timestamp",
+            report.run_id,
+        )
     stops = {(each.topic, each.partition): each.stop for each in partitions}
     lost: list[str] = []
     later: list[str] = []

@@ -80,6 +80,7 @@ def test_new_json_fields_are_reported_once_at_any_depth(
     expected = ["value.new", "value.at.hour", "value.tags.m", "value.more.y", "value.ID"]
     assert sorted(report.new_fields) == sorted(expected)
     assert len(warnings(caplog)) == len(expected)
+    assert 'kts_export_new_fields{target="' + lake.target + '"} 5\n' in report.to_prometheus()
 
 
 def test_export_fails_before_the_commit_if_new_fields_are_not_allowed(tmp_path: Path) -> None:
@@ -152,6 +153,8 @@ def test_fields_of_a_new_writer_schema_are_added(
     lake = Lake(tmp_path, table_format)
     report = lake.export(avro_topic, **ADD)
     assert (report.rows, list(report.added_fields), report.new_fields) == (20, ADDED, ())
+    figures = report.figures()
+    assert (figures["new_fields"], figures["added_fields"]) == (0, len(ADDED))
     rows = values_of(lake)
     assert [{name: value[name] for name in row(0)} for value in rows[10:]] == [
         row(number) for number in range(10, 20)
