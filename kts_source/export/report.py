@@ -108,6 +108,7 @@ class BackfillReport(Displayed):
             planned, and `rows_read` and `rejected` are counts of a sample.
         new_fields: Fields of keys and values that were not written, because the schema lacks them.
         added_fields: Fields that the schema lacks and that `on_new_fields="add"` wrote.
+        created: True if the run created the table, or the folder of Parquet files.
         replayed: Number of files of dead letters that were replayed.
         tables: The report of each topic, if the target has a table per topic. Then the other
             attributes are sums.
@@ -137,6 +138,7 @@ class BackfillReport(Displayed):
     ended_ms: int | None = None
     dry_run: bool = False
     replayed: int = 0
+    created: bool = False
     new_fields: tuple[str, ...] = ()
     added_fields: tuple[str, ...] = ()
     tables: tuple[BackfillReport, ...] = ()
@@ -316,6 +318,8 @@ def _summary(report: BackfillReport) -> list[str]:
         f" {report.retries} retries, about ${report.cost:.4f}",
         f"  seconds: {seconds}",
     ]
+    if report.created:
+        lines.append("  created the table")
     lines.extend(f"  {line}" for line in report.verified)
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
@@ -377,6 +381,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
     return replace(
         then,
         **sums,
+        created=first.created or then.created,
         ranges=tuple(ranges),
         skipped=tuple(gap for _, gap in sorted(gaps.items())),
         seconds=seconds,

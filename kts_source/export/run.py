@@ -619,6 +619,7 @@ class _Run:
                 "writing": sum(report.seconds_writing for report in reports),
             },
             run_id=self.run_id,
+            created=self.table.created,
             malformed=sum(report.malformed for report in reports),
             ended_ms=time.time_ns() // 1_000_000,
         )

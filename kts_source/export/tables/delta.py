@@ -304,6 +304,7 @@ class DeltaExportTable(ExportTable):
             if snapshot is None and self._open() is not None:
                 return False
             raise self._library_error("the commit to the Delta table failed", error) from None
+        self.created = self.created or snapshot is None
         self.version = f"version {0 if snapshot is None else snapshot.version() + 1}"
         return True
 

@@ -216,9 +216,11 @@ class ExportTable(ABC):
     Attributes:
         version: The version of the table that this object committed last, for logs; empty if it
             committed none.
+        created: True if this object created the table.
     """
 
     version: str
+    created: bool
     _folders: tuple[str, ...]
     """Folders of the export's files, which are searched for orphans; tasks write to the first."""
     _values_in: ValuesIn
@@ -227,6 +229,7 @@ class ExportTable(ABC):
 
     def __init__(self, settings: ExportSettings) -> None:
         self.version = ""
+        self.created = False
         self._settings = settings
         self._uri = settings.target
 

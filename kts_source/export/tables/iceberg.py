@@ -325,6 +325,7 @@ class IcebergExportTable(ExportTable):
                 for field in self._settings.partition_by:
                     transform = parse_transform(field.transform)
                     spec.add_field(field.column, transform, field.name)
+            self.created = True
         except (TableAlreadyExistsError, CommitFailedException):
             pass  # another export created it first
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours

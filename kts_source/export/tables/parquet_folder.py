@@ -216,6 +216,7 @@ class ParquetFolder(ExportTable):
         is_first = self._target.create(_key(number, "json"), data)
         if is_first:
             self._publish(number, document)
+            self.created = self.created or number == 1
             self.version = f"commit file {number}"
         return is_first
 

@@ -152,6 +152,18 @@ def test_sum_of_reports_keeps_the_last_known_time_of_the_newest_record() -> None
     assert add_reports(unknown, known).newest_ms == 5
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_report_says_whether_the_run_created_the_table(tmp_path: Path, table_format: str) -> None:
+    lake = Lake(tmp_path, table_format)
+    first = lake.export(source(endingOffsets='{"txn": {"0": 1000, "1": 7}}'))
+    second = lake.export(source())
+    assert (first.created, second.created) == (True, False)
+    assert "created the table" in str(first)
+    assert second.rows > 0
+    assert "created the table" not in str(second)
+    assert add_reports(first, second).created
+
+
 def test_report_has_seconds_of_each_stage(tmp_path: Path) -> None:
     report = Lake(tmp_path, "parquet").export(source())
     for stage in ("planning", "fetching", "compiling", "decoding", "writing", "committing"):
