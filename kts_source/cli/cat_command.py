@@ -149,7 +149,7 @@ def _print(writer: RecordWriter, batches: Iterable[pa.RecordBatch]) -> int:
 
 def _explain_no_records(options: ScanOptions, start: Bound) -> None:
     """Prints that a read from `start` has no records. If `start` is a time after the newest record,
-    also prints the time of this record.
+    also prints the time of the newest record.
     """
     marks = describe(options).partitions
     newest_ms = max((mark.tier_end_timestamp_ms for mark in marks), default=-1)

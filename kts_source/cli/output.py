@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_output(path: str) -> None:
-    """Checks that a file can be written at a path. Commands call it before the work.
+    """Checks that a file can be written at a path. Commands call it before they start to work.
 
     Raises:
         InvalidOptionError: The path is not local, or its folder does not exist.

@@ -5,10 +5,10 @@ There are three kinds of partition columns:
 * A plain name partitions by the values of a column.
 * `date(column)` partitions by the UTC day of a timestamp column. The partition column is named
   `<column>_date`. `day`, `month` and `hour` are further units. `date(column, Europe/Berlin) as day`
-  names a time zone and the partition column.
+  uses another time zone, and names the partition column `day`.
 * A field of a decoded key or value is copied to a partition column. For the field `value.user.id`,
-  the partition column is named `value_user_id`. `value.user.id as user` names it; a column can be
-  copied in the same way.
+  the partition column is named `value_user_id`. `value.user.id as user` names it `user`. A plain
+  column can also be copied: `topic as source`.
 """
 
 from __future__ import annotations

@@ -189,8 +189,8 @@ def clamped_offsets(
     journal: Journal,
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
-    """Limits the committed offsets of groups to the restored logs. Returns two values: the offsets
-    to commit, by group and target partition, and a line for each offset that was changed or is not
+    """Moves committed offsets outside a restored log to its start or end. Returns the offsets to
+    commit, by group and target partition, and a line for each offset that is moved or not
     committed.
     """
     restored = {(each.topic, each.partition): each for each in plan.partitions}

@@ -204,9 +204,9 @@ def plan_restore(
     Args:
         options: Options of the tier.
         target: Options `kafka.*` of the new cluster.
-        undecided: Handling of transactions without a known end. `refuse`: the plan is refused.
-            `abort`: the transactions are aborted. `cut`: the log ends before the first of them,
-            where no other transaction is open.
+        undecided: Handling of transactions without a known end. `refuse`: the plan refuses to
+            restore. `abort`: the transactions are aborted. `cut`: the log ends before the first of
+            them, at an offset where no other transaction is open.
         rename: Name in the new cluster, by name in the tier.
         resume_at: Minimum offset of the next record, by topic in the tier and partition.
 

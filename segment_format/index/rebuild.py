@@ -100,7 +100,9 @@ class RebuiltSideFiles:
         )
 
     def apply(self, header: RecordBatchHeader, marker: ControlRecordType | None) -> None:
-        """Applies the transactional or control batch that the next `add_entry` adds."""
+        """Updates the open and aborted transactions with a transactional or control batch. Call it
+        before `add_entry` of the batch.
+        """
         self._transactions.apply(header, marker)
 
     def add_entry(

@@ -75,7 +75,7 @@ def test_cat_without_topic_lists_topics_of_the_tier(capsys: pytest.CaptureFixtur
     assert "txn" in error
 
 
-def test_unknown_partition_is_an_error_that_names_existing_ones(
+def test_unknown_partition_is_an_error_that_names_existing_partitions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["cat", *WHERE, "txn", "-p", "7"]) == 1
@@ -104,7 +104,7 @@ def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "'since'")])
-def test_invalid_since_is_an_error_that_names_since(
+def test_invalid_since_is_an_error_that_names_the_flag(
     capsys: pytest.CaptureFixture[str], since: str, error: str
 ) -> None:
     assert main(["cat", *WHERE, "txn", "--since", since]) == 2
