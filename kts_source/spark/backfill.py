@@ -46,8 +46,7 @@ def backfill(
     Args:
         spark: Session that runs the tasks; `None` for local processes.
         source: Options of `spark.read.format("tiered-kafka")`.
-        target: A folder, `s3://…`, or Iceberg's `namespace.table`. If it contains `{topic}`, each
-            topic gets its own table.
+        target: A folder, `s3://…` or Iceberg's `namespace.table`; `{topic}`: a table per topic.
         progress: True to show the progress on stderr. Ignored with `follow`.
         topic_options: With `{topic}` in `target`, options of single topics, by topic.
         table_format: `parquet` (default), `delta` or `iceberg`.
