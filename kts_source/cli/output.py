@@ -67,7 +67,9 @@ def remove_file(path: str) -> None:
     try:
         local_file(path).unlink(missing_ok=True)
     except OSError as error:
-        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+        raise InvalidOptionError(
+            f"{path} cannot be written: {error.strerror}. Choose another path"
+        ) from None
 
 
 @contextmanager

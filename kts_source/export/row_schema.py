@@ -54,7 +54,8 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
             raise InvalidOptionError(
-                "schema_evolution needs typed columns: option value.format or key.format"
+                "schema_evolution needs decoded keys or values: set option value.format or"
+                " key.format"
             )
         return
     for column_format in options.formats:
@@ -288,7 +289,8 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
     kinds = {name: type_at(schema, name) for name in settings.sort_within_files}
     if missing := [name for name, kind in kinds.items() if kind is None]:
         raise InvalidOptionError(
-            f"sort_within_files names {', '.join(sorted(missing))}, which the rows do not have"
+            f"sort_within_files names {', '.join(sorted(missing))}, which the rows do not have:"
+            " use columns of the rows"
         )
     for name, kind in kinds.items():
         if pa.types.is_nested(kind):

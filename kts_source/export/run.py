@@ -480,7 +480,7 @@ class _Run:
                 if report.number in reports:
                     raise ExportError(
                         f"the executor returned two reports of task {report.number}, so its files"
-                        " were not committed"
+                        " were not committed. Run again to continue"
                     )
                 reports[report.number] = report
                 self.progress.task_done(report)

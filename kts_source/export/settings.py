@@ -277,7 +277,9 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         )
     _check_folders(settings)
     if settings.dry_run and (settings.replay or settings.following):
-        raise InvalidOptionError("dry_run=True cannot be combined with follow or replay")
+        raise InvalidOptionError(
+            "dry_run=True cannot be combined with follow or replay: remove them"
+        )
     if settings.replay and (
         settings.dead_letters is None or settings.following or settings.compaction
     ):

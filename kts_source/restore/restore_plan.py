@@ -187,7 +187,7 @@ def source_options(options: Mapping[str, str]) -> ScanOptions:
             )
     parsed = parse_options({**options, "isolationLevel": "read_committed"})
     if not parsed.fail_on_data_loss:
-        raise InvalidOptionError("option 'failOnDataLoss' must be true for a restore")
+        raise InvalidOptionError("option 'failOnDataLoss' must be true for a restore: remove it")
     return parsed
 
 
