@@ -107,7 +107,7 @@ def exports_of(
         if other.topic != topic:
             raise InvalidOptionError(
                 f"topics {other.topic} and {topic} have the same table {settings.target}: export"
-                " one of them by itself into another target"
+                " one of them separately into another target"
             )
     return list(exports.values())
 
@@ -129,7 +129,7 @@ def run_exports(
         exports and with the report of each topic in `tables`.
 
     Raises:
-        TopicsFailedError: The exports of some topics failed. The other exports succeeded.
+        TopicsFailedError: Exports of some topics failed. The exports of the other topics succeeded.
     """
     if TOPIC_FIELD not in os.fspath(target):
         return run(exports[0])

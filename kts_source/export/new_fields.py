@@ -113,8 +113,8 @@ class NewFields:
                     )
 
     def schemas(self) -> dict[str, str]:
-        """Returns a schema by column, for `add_fields`. For Avro, it is the export's schema with
-        the new fields; for JSON, it is a DDL that has only the new fields.
+        """Returns a schema for each column with new fields, as `add_fields` needs it. For Avro, it
+        is the export's schema with the new fields; for JSON, a DDL with only the new fields.
         """
         texts = {column: print_avro(schema) for column, schema in self._avro_schemas.items()}
         for column, inference in self._inferences.items():
@@ -265,7 +265,7 @@ def _new_part(value: object, kind: pa.DataType) -> Any:  # noqa: ANN401  # any J
 
 
 def may_have_new_fields(values: pa.Array, kind: pa.DataType) -> bool:
-    """Returns False if certainly no JSON value has a field that the type lacks.
+    """Returns False only if no JSON value has a field that the type lacks.
 
     Parses all values at once with Arrow's parser. This is 15 times faster than Python's parser. If
     Arrow's parser rejects the values, the result is True.

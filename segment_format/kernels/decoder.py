@@ -578,8 +578,8 @@ class RecordDecoder:
     def _is_followed(self, view: memoryview, stop: Entry, last_offset: int) -> bool:
         """Checks the entry after `stop`, the entry that ends the decoding. If offsets are missing
         before the stop offset, the entry must begin after `last_offset`, the last offset of `stop`.
-        Otherwise raises `CorruptRecordError`. Returns False if the check needs more bytes than the
-        window has.
+        If it begins earlier, raises `CorruptRecordError`. Returns False if the check needs more
+        bytes than the window has, otherwise True.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:

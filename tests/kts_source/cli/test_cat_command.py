@@ -98,7 +98,7 @@ def test_since_without_newer_records_prints_time_of_the_newest_record(
     assert "the newest record is from 2023-11-14T22:13:20+00:00" in error
 
 
-def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_since_without_matching_records_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cat", *WHERE, "epochs", "--since", "2020-01-01", "--where", "offset < 0"]) == 0
     assert capsys.readouterr().err == "no records\n"
 

@@ -253,7 +253,7 @@ def test_write_of_invalid_batch_fails_and_leaves_partition_empty(
     at: int, problem: str, tmp_path: Path, cluster: NewCluster
 ) -> None:
     builder = LogBuilder(leader_epoch=2)
-    for _ in range(6):  # planning reads only batches after the last entry of the offset index
+    for _ in range(6):  # so that planning does not read the invalid batch
         builder.append([SimpleRecord(bytes(5000), b"key")])
     (files,) = builder.build().segments
     writer = LocalTierWriter(tmp_path / "tier", topic="orders")
