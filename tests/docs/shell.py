@@ -58,6 +58,8 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> str
     elif command == "make":
         makefile = (ROOT / "Makefile").read_text()
         assert all(re.search(f"^{name}:", makefile, re.MULTILINE) for name in arguments)
+    elif command == "jupyter":
+        assert (arguments[0], (ROOT / arguments[1]).is_dir()) == ("lab", True), words
     elif command == "python3":
         assert arguments[:-1] == ["-m", "venv"], words
     elif command == ".":
@@ -82,6 +84,6 @@ def _check_pip(arguments: list[str]) -> None:
     for requirement in requirements:
         match = re.fullmatch(r"(?P<name>[\w.-]+)(\[(?P<extras>[\w,-]+)\])?", requirement)
         assert match is not None, requirement
-        assert match["name"] in (".", project["name"]), requirement
+        assert match["name"] in (".", project["name"], "jupyterlab"), requirement
         extras = set((match["extras"] or "").split(",")) - {""}
         assert extras <= set(project["optional-dependencies"]), requirement
