@@ -135,7 +135,7 @@ def _form(form: str | None, *, as_json: bool, as_csv: bool) -> str:
     chosen = {"--format": form, "--json": as_json, "--csv": as_csv}
     names = [name for name, value in chosen.items() if value]
     if len(names) > 1:
-        raise InvalidOptionError(f"{' and '.join(names)} all set the format: keep one")
+        raise InvalidOptionError(f"{' and '.join(names)} each set the format: keep one")
     if as_json or as_csv:
         return "json" if as_json else "csv"
     return form or default_format()
