@@ -107,11 +107,10 @@ class BackfillReport(Displayed):
         dry_run: True if nothing was written. Then ranges, bytes, commits, requests and cost are
             planned, and `rows_read` and `rejected` are counts of a sample.
         new_fields: Fields of keys and values that were not written, because the schema lacks them.
-        added_fields: Fields that the schema lacks and that `on_new_fields="add"` wrote.
+        added_fields: Fields that `on_new_fields="add"` added to the table and wrote.
         created: True if the run created the table, or the folder of Parquet files.
         replayed: Number of files of dead letters that were replayed.
-        tables: The report of each topic, if the target has a table per topic. Then the other
-            attributes are sums.
+        tables: With a table per topic, the report of each topic; the other attributes are sums.
     """
 
     target: str
@@ -167,7 +166,7 @@ class BackfillReport(Displayed):
 
     @property
     def small_files(self) -> str:
-        """Advice if the run wrote many small files; empty otherwise."""
+        """A sentence of advice if the run wrote many small files; otherwise empty."""
         if self.files < _MANY_FILES or self.file_bytes >= self.files * _SMALL_FILE:
             return ""
         return (
@@ -186,7 +185,7 @@ class BackfillReport(Displayed):
         return _prometheus({report.target: report.figures() for report in self.tables or (self,)})
 
     def figures(self) -> dict[str, float]:
-        """Returns the figures for Prometheus by name, without the prefix of all names."""
+        """Returns the figures for Prometheus by name, without the prefix `kts_export_`."""
         figures: dict[str, float] = {
             "success": 1,
             "rows": self.rows,
@@ -234,8 +233,8 @@ class BackfillReport(Displayed):
 
 
 def failure_to_prometheus(target: str, error: Exception) -> str:
-    """Returns the figures of a failed run in the text format of Prometheus. If the target has a
-    table per topic, topics that succeeded have their own figures.
+    """Returns the figures of a failed run in the text format of Prometheus. With a table per
+    topic, each topic has its own figures, whether it failed or not.
     """
     if not isinstance(error, TopicsFailedError):
         return _prometheus({target: _failed(error)})

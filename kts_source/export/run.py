@@ -218,12 +218,12 @@ class _Run:
         rules: Settings that determine the rows of the table, such as filter and transform.
         base: Files of the table that a compaction replaces.
         merges: True if a compaction merges `base` with new records instead of rebuilding the table.
-        waiting: Two lists that the next commit includes: offset ranges and task reports. They were
-            not committed yet, because the table does not exist and its columns are unknown.
+        waiting: Offset ranges and task reports that the next commit includes. Used while the table
+            does not exist, because its columns are not known before a task writes rows.
         waves: Number of waves that have ended.
         verified: Results of `verify`, as sentences.
         new_fields: Fields of keys and values that are not written, because the schema lacks them.
-        added_fields: Fields that this run added to the schema.
+        added_fields: Fields that this run added to the table.
     """
 
     options: ScanOptions
@@ -356,8 +356,8 @@ class _Run:
         return unite_schemas(there, columns, typed, self.settings.target, evolves=evolves)
 
     def _use_fields_of(self, table: pa.Schema) -> None:
-        """Adds the fields that earlier runs added to a table to the JSON formats, so that the tasks
-        of each run do not find them again.
+        """Adds the fields of the table to the schemas of JSON formats. Otherwise, the tasks of each
+        run would find the fields again that an earlier run added.
         """
         from kts_source.export.new_fields import with_json_fields
 
@@ -372,8 +372,9 @@ class _Run:
     def _run_wave(
         self, tasks: Sequence[RunnableTask], job: ExportJob, state: TableState
     ) -> tuple[list[TaskReport], ExportJob]:
-        """Runs the tasks of a wave. If they find fields that must be added to the table, runs them
-        again with these fields. Returns the reports and the job of the last run.
+        """Runs the tasks of a wave. If the tasks find fields to add to the table, deletes their
+        files and runs them again with these fields. Returns the reports and the job of the last
+        run.
         """
         while True:
             reports = self._run_tasks(tasks, job)
@@ -391,7 +392,7 @@ class _Run:
             log.info("reading the wave again with the new fields %s", ", ".join(found))
 
     def _discard(self, reports: Sequence[TaskReport], job: ExportJob) -> None:
-        """Deletes the files of tasks that run again."""
+        """Deletes the files that tasks wrote before they run again."""
         letters = list_dead_letters(self.settings, (report.dead_letters for report in reports))
         drop_dead_letters(self.settings, letters)
         with closing(open_target(job.target.path, job.target.storage)) as target:
@@ -481,7 +482,7 @@ class _Run:
                 if report.number in reports:
                     raise ExportError(
                         f"the executor returned two reports of task {report.number}, so its files"
-                        " were not committed"
+                        " were not committed. Run again to continue"
                     )
                 reports[report.number] = report
                 self.progress.task_done(report)

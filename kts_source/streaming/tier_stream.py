@@ -574,7 +574,7 @@ class TierStream:
         return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
 
     def _note_small_batches(self, pending: Sequence[PendingPartition]) -> None:
-        """Warns once if `maxOffsetsPerTrigger` makes many micro-batches of few rows."""
+        """Warns once if `maxOffsetsPerTrigger` splits the unread offsets into many tiny batches."""
         limit = self._options.stream.max_offsets
         unread = [each.stop - each.start for each in pending if each.stop > each.start]
         if limit is None or limit >= _SMALL_SHARE * len(unread) or self._has_small_batches:

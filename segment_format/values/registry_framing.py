@@ -45,8 +45,9 @@ TOO_SHORT: Final = (
 )
 ID_0: Final = (
     "the value has schema id 0, which no registry assigns. Apicurio writes ids of 8 bytes, there or"
-    " in headers, unless apicurio.registry.headers.enabled=false, apicurio.registry.use-id=contentId"
-    " and apicurio.registry.id-handler=io.apicurio.registry.serde.Legacy4ByteIdHandler"
+    " in headers, unless apicurio.registry.headers.enabled=false,"
+    " apicurio.registry.use-id=contentId and"
+    " apicurio.registry.id-handler=io.apicurio.registry.serde.Legacy4ByteIdHandler"
 )
 _CONFLUENT_REASONS: Final = {_TOO_SHORT: TOO_SHORT, _NO_MAGIC: NO_MAGIC, _ID_0: ID_0}
 

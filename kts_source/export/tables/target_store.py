@@ -295,8 +295,8 @@ def _link(draft: Path, path: Path) -> bool:
         if error.errno not in _NO_LINKS:
             raise
         raise UnsupportedTargetError(
-            f"cannot create files atomically: {error.strerror}. Export into a folder of a file"
-            " system with hard links",
+            f"commits need a file system that creates files atomically: {error.strerror}. Export"
+            " into another folder",
             uri=str(path),
         ) from error
     return True
