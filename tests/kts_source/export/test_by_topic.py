@@ -225,7 +225,7 @@ def test_command_prints_all_reports_and_names_the_failing_topic(
     arguments += ["--topic-option", "clicks:value.format=json"]
     bad = ["--topic-option", "clicks:value.schema=id string"]
     letters = ["--dead-letters", str(tmp_path / "letters" / "{topic}")]
-    assert main([*arguments, *bad]) == 1
+    assert main([*arguments, *bad]) == 4
     output = capsys.readouterr()
     assert output.out.count("Exported to") == 2
     assert "1 of 3 topics were not exported" in output.err
