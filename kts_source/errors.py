@@ -140,7 +140,18 @@ class DataLossError(TieredKafkaError):
 
 
 class OffsetOutOfRangeError(DataLossError):
-    """Requested offsets or timestamps are outside the range of the tier."""
+    """Requested offsets or timestamps are outside the range of the tier.
+
+    Attributes:
+        is_start_time: True if the starting timestamp is after the newest record, so that no offset
+            is missing.
+    """
+
+    def __init__(
+        self, message: str, *, is_start_time: bool = False, **location: Unpack[Place]
+    ) -> None:
+        super().__init__(message, **location)
+        self.is_start_time = is_start_time
 
 
 class MissingExtraError(TieredKafkaError, ImportError):

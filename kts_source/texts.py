@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import html
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,9 @@ MAX_ROWS: Final = 50
 _MAX_SHOWN: Final = 5
 _MAX_LINE: Final = 300
 _MAX_CELL: Final = 60
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECONDS_OF_400_YEARS: Final = 146_097 * 86_400_000_000
+_LAST_YEAR: Final = 9999
 _LEFT: Final = ' style="text-align:left"'
 
 
@@ -52,6 +56,21 @@ def format_bytes(size: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def time_text(microseconds: int, precision: str = "milliseconds") -> str:
+    """Returns a time in microseconds since 1970 as ISO 8601 text in UTC. The year may be any
+    integer.
+
+    Years after 9999 have a sign and more than four digits. The year before year 1 is 0, and earlier
+    years are negative.
+    """
+    # Python supports only years 1 to 9999, but the calendar repeats every 400 years.
+    cycles, rest = divmod(microseconds, _MICROSECONDS_OF_400_YEARS)
+    time = _EPOCH + datetime.timedelta(microseconds=rest)
+    year = time.year + 400 * cycles
+    years = f"{year:04d}" if 0 <= year <= _LAST_YEAR else f"{year:+05d}"
+    return f"{years}{time.isoformat(timespec=precision)[4:]}"
 
 
 def printable(text: str) -> str:

@@ -15,6 +15,7 @@ from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
     MissingExtraError,
+    OffsetOutOfRangeError,
     RejectedRowsError,
     TieredKafkaError,
     TopicsFailedError,
@@ -153,6 +154,8 @@ def _exit_code(error: Exception) -> int:
         codes = {_exit_code(each) for each in error.errors.values()}
         return codes.pop() if len(codes) == 1 else 1
     if isinstance(error, InvalidOptionError | MissingExtraError):
+        return 2
+    if isinstance(error, OffsetOutOfRangeError) and error.is_start_time:
         return 2
     if isinstance(error, RejectedRowsError):
         return 4

@@ -168,6 +168,10 @@ def report_command(
     if output is None:
         raise InvalidOptionError("option --output is missing: set it, such as --output report.html")
     check_output(output)  # fail before the work, not after it
+    if Path(output).suffix.lower() not in (".html", ".htm"):
+        raise InvalidOptionError(
+            f"--output {output} does not end with .html: the report is a page for browsers"
+        )
     audited = None if audit_file is None else _read_audit(audit_file)
     page = report(options, audit=audited).to_html()
     write_atomically(output, page)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kts_source.cli.flags import Command, SuggestedText, flag, flag_name
-from kts_source.cli.output import time_text
 from kts_source.cli.record_formats import (
     FORMATS,
     columns_of_format,
@@ -33,6 +32,7 @@ from kts_source.planning.infer_types import with_types
 from kts_source.predicate.model import MIN_INT64
 from kts_source.read.read_settings import read_schema
 from kts_source.read.read_task import run_task
+from kts_source.texts import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -83,8 +83,8 @@ _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTime
     help="Text has tokens as in kcat: '%t %p %o %k %v\\n'.  [default: table on a terminal,"
     " otherwise json]",
 )
-@flag("--json", "form", flag_value="json", help="One JSON object per line.")
-@flag("--csv", "form", flag_value="csv", help="CSV with a header.")
+@flag("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@flag("--csv", "as_csv", is_flag=True, help="CSV with a header.")
 @scan_options("path", "topic", essential=RECORDS, by_option_only=("tail",))
 def cat(
     options: dict[str, str],
@@ -95,9 +95,11 @@ def cat(
     since: str | None,
     follow: bool,
     form: str | None,
+    as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Print records in order of topic, partition and offset."""
-    form = form or default_format()
+    form = _form(form, as_json=as_json, as_csv=as_csv)
     if (columns := columns_of_format(form)) is not None:
         if "columns" in options:
             raise InvalidOptionError("--format and --columns both select columns: remove one")
@@ -126,6 +128,17 @@ def cat(
     if follow:
         with contextlib.suppress(KeyboardInterrupt), closing(_new(parsed, limit)) as batches:
             _print(writer, batches)
+
+
+def _form(form: str | None, *, as_json: bool, as_csv: bool) -> str:
+    """Returns the format that the flags set, or the default format."""
+    chosen = {"--format": form, "--json": as_json, "--csv": as_csv}
+    names = [name for name, value in chosen.items() if value]
+    if len(names) > 1:
+        raise InvalidOptionError(f"{' and '.join(names)} all set the format: keep one")
+    if as_json or as_csv:
+        return "json" if as_json else "csv"
+    return form or default_format()
 
 
 def _parsed(options: dict[str, str], *, is_stream: bool) -> ScanOptions:
@@ -258,7 +271,13 @@ def _start_at(options: dict[str, str], since: str) -> None:
             f"--since {since} has no unit: write {since}s, {since}m, {since}h or {since}d"
         )
     text = f"-{since}" if re.fullmatch(r"\d+ *[a-z]+", since) else since
-    parse_time("since", text)
+    try:
+        parse_time("since", text)
+    except InvalidOptionError:
+        raise InvalidOptionError(
+            "--since must be a duration such as 90s or 1h, a date or timestamp such as 2026-02-25"
+            f" or 2026-02-25T10:00Z, or ms since 1970, not {since!r}"
+        ) from None
     options["startingTimestamp"] = text
     # Without a record since then, print nothing.
     options.setdefault("startingOffsetsByTimestampStrategy", "latest")

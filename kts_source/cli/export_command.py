@@ -201,6 +201,10 @@ def export(
         check_output(png)
     if prometheus is not None:
         check_output(prometheus)
+    if settings["table_format"] == "iceberg" and not catalog:
+        raise InvalidOptionError(
+            "--table-format iceberg needs --catalog NAME=VALUE, such as --catalog type=glue"
+        )
     named = {name: value for name, value in settings.items() if value not in (None, ())}
     if catalog:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)

@@ -204,7 +204,13 @@ def find_command(
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         check_output(certificate)
-    search = find(options, **_conditions(flags))
+    conditions = _conditions(flags)
+    if "where" not in options and all(value in (False, (), []) for value in conditions.values()):
+        raise InvalidOptionError(
+            "the search has no condition: set --key, --value-contains, --header, --producer-id or"
+            " --where"
+        )
+    search = find(options, **conditions)
     _silence_planning()
     is_typed = "columns" not in options and any(form in options for form in _FORMAT_OPTIONS)
     writer = _FoundRecords() if is_typed else JsonLines()

@@ -208,6 +208,7 @@ _CAMEL: Final = "|".join(
 _MENTION: Final = re.compile(
     rf"`(?P<code>[\w.]+)(?:=(?P<text>[\w-]+))?`"
     rf"|\boption '(?P<quoted>[\w.-]+)'"
+    rf"|(?<=\bdid you mean )'(?P<meant>[\w.-]+)'"
     rf"|\b(?P<set>layout|path)=(?P<given>[\w-]+)"
     rf"|(?<![\w.$-])'?(?P<camel>{_CAMEL}|kafka\.bootstrap\.servers)'?(?:=(?P<value>[\w-]+))?(?![\w.])"
 )
@@ -219,7 +220,7 @@ def with_flags(text: str) -> str:
     """
 
     def replaced(match: re.Match[str]) -> str:
-        name = match["code"] or match["quoted"] or match["set"] or match["camel"]
+        name = match["code"] or match["quoted"] or match["meant"] or match["set"] or match["camel"]
         if name not in _BY_NAME and name != SERVERS:
             return match[0]
         value, flag = match["text"] or match["given"] or match["value"], flag_name(name)

@@ -14,7 +14,7 @@ import click
 from kts_source.broker.cluster import TopicConfigs, borrowed_cluster, topic_configs
 from kts_source.broker.groups import GroupOffset, group_offsets
 from kts_source.cli.flags import Command, flag
-from kts_source.cli.output import camel_cased, echo_printable, print_json, print_table, time_text
+from kts_source.cli.output import camel_cased, echo_printable, print_json, print_table
 from kts_source.cli.scan_options import PLACES, RECORDS, json_flag, scan_options
 from kts_source.engines.scan import scan
 from kts_source.errors import InvalidOptionError, KeyPrefixError, StoreError, TierNotFoundError
@@ -25,7 +25,7 @@ from kts_source.planning.disk_groups import OFFSETS_TOPIC, groups_on_disks
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import likely_prefixes
 from kts_source.reporting.page import describe_unlocked
-from kts_source.texts import format_bytes, printable
+from kts_source.texts import format_bytes, printable, time_text
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:

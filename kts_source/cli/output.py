@@ -5,7 +5,6 @@ are replaced atomically.
 from __future__ import annotations
 
 import base64
-import datetime
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import numpy as np
 
 from kts_source.errors import InvalidOptionError
 from kts_source.store.open_store import local_file
-from kts_source.texts import camel_case, printable
+from kts_source.texts import camel_case, printable, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,9 +91,6 @@ def echo_printable(text: str, *, err: bool = False) -> None:
 
 
 _MAX_WIDTH: Final = 10_000
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECONDS_OF_400_YEARS: Final = 146_097 * 86_400_000_000
-_LAST_YEAR: Final = 9999
 
 
 def print_json(value: object) -> None:
@@ -146,21 +142,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 def _shown(cell: object) -> str:
     return f"{cell:,}" if isinstance(cell, int) else printable(str(cell))
-
-
-def time_text(microseconds: int, precision: str = "milliseconds") -> str:
-    """Returns a time in microseconds since 1970 as ISO 8601 text in UTC. The year may be any
-    integer.
-
-    Years after 9999 have a sign and more than four digits. The year before year 1 is 0, and earlier
-    years are negative.
-    """
-    # Python supports only years 1 to 9999, but the calendar repeats every 400 years.
-    cycles, rest = divmod(microseconds, _MICROSECONDS_OF_400_YEARS)
-    time = _EPOCH + datetime.timedelta(microseconds=rest)
-    year = time.year + 400 * cycles
-    years = f"{year:04d}" if 0 <= year <= _LAST_YEAR else f"{year:+05d}"
-    return f"{years}{time.isoformat(timespec=precision)[4:]}"
 
 
 _MICROSECONDS_OF_A_DAY: Final = 86_400_000_000

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from kts_source.texts import format_bytes
+
 if TYPE_CHECKING:
     from kts_source.export.task import TaskReport
 
@@ -117,8 +119,8 @@ class LineProgress(_Counts):
         seconds = self._shown - self._started
         share = self._seen_bytes / self._total_bytes if self._total_bytes else 1.0
         text = (
-            f"{share:4.0%}  {self}, {self._seen_bytes / (1 << 20):,.0f} of"
-            f" {self._total_bytes / (1 << 20):,.0f} MiB, {_duration(seconds)}"
+            f"{share:4.0%}  {self}, {format_bytes(self._seen_bytes)} of"
+            f" {format_bytes(self._total_bytes)}, {_duration(seconds)}"
         )
         if 0 < share < 1:
             text += f", about {_duration(seconds / share - seconds)} left"

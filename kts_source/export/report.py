@@ -27,6 +27,10 @@ _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
 _MANY_FILES: Final = 100
 _SMALL_FILE: Final = 1 << 20
+_MAX_HOURS: Final = 48
+"""Maximum age that is shown in hours."""
+_MAX_DAYS: Final = 730
+"""Maximum age that is shown in days."""
 _STAGES: Final = ("planning", "verifying", "running", "committing")
 """Stages whose seconds add up to the duration of a run."""
 _HELP: Final = {
@@ -150,7 +154,12 @@ class BackfillReport(Displayed):
         if self.newest_ms is None or self.ended_ms is None:
             return ""
         hours = max(0, self.ended_ms - self.newest_ms) / 3_600_000
-        return f"the newest record of the tier is {hours:,.1f} hours old"
+        days = hours / 24
+        if hours <= _MAX_HOURS:
+            age = f"{hours:.1f} hours"
+        else:
+            age = f"{days:,.1f} days" if days <= _MAX_DAYS else f"{days / 365.25:,.1f} years"
+        return f"the newest record of the tier is {age} old"
 
     @property
     def small_files(self) -> str:

@@ -37,7 +37,7 @@ from kts_source.store.storage_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from datetime import tzinfo
 
@@ -299,11 +299,21 @@ def _unknown(name: str) -> str:
     names = [option.name for option in OPTIONS] + [name for name, _ in S3_OPTIONS]
     names += [f"encryption.key.pairs.<id>.private.key.{kind}" for kind in KEY_SOURCES]
     by_lower = {option_name.lower(): option_name for option_name in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.6)
+    names_topic = name.lower() in ("topic", "topics")
+    close = ["subscribe"] if names_topic else _similar(name.lower(), by_lower)
     if close:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
         return f"unknown option {name!r}; did you mean {guesses}?"
     return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
+
+
+def _similar(name: str, names: Iterable[str]) -> list[str]:
+    """Returns at most two of `names` that may be meant by `name`. The second is almost as similar
+    as the first.
+    """
+    close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in close]
+    return [each for each, ratio in zip(close, ratios, strict=True) if ratio > ratios[0] - 0.1]
 
 
 def _selection(values: Mapping[str, Any]) -> Selection:
@@ -376,11 +386,9 @@ def checked_columns(
     for name in names:
         column = by_lower.get(name.lower())
         if column is None:
-            close = difflib.get_close_matches(name, every, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidOptionError(
-                f"option {option!r} names {name!r}, which is not a column{hint} (columns:"
-                f" {', '.join(every)})"
+                f"option {option!r} names {name!r}, which is not a column{_hint(name, every)}"
+                f" (columns: {', '.join(every)})"
             )
         if column in columns:
             raise InvalidOptionError(f"option {option!r} names {column!r} twice")
@@ -388,6 +396,15 @@ def checked_columns(
     if not columns:
         raise InvalidOptionError(f"option {option!r} must name at least one column")
     return tuple(columns)
+
+
+def _hint(name: str, columns: Sequence[str]) -> str:
+    """Returns advice about an unknown column; an empty text if no column has a similar name."""
+    column = name.partition(".")[0].lower()
+    if column != name.lower() and column in ("key", "value"):
+        return f"; select {column!r}, and its fields with option '{column}.columns'"
+    close = difflib.get_close_matches(name, columns, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def parse_options(source: Options) -> ScanOptions:

@@ -417,7 +417,7 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
     if form.needs_type:
         raise ValueError(
             f"needs option '{form.column}.schema', because the type of a field in a condition is"
-            " not inferred from a sample"
+            " not inferred from a sample: `kts schema` prints the schema of a sample"
         )
     try:
         all_fields = replace(form, fields=None).type

@@ -42,7 +42,7 @@ from kts_source.options.selection import (
 )
 from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.planning.lineage import PartitionLog
-from kts_source.texts import printable, some
+from kts_source.texts import printable, some, time_text
 from segment_format.index.sparse_indexes import TimestampOffset
 
 if TYPE_CHECKING:
@@ -172,9 +172,25 @@ def resolve_start(
     if options.timestamp_strategy == "latest":
         return partition.stop
     raise OffsetOutOfRangeError(
-        f"{location}: no record in {location.holder} has a timestamp at or after {wanted} ms. Set"
-        " startingOffsetsByTimestampStrategy=latest to read nothing instead"
+        f"{location}: no record in {location.holder} has a timestamp at or after {wanted} ms"
+        f" ({_time(wanted)}){_newest_text(partition, wanted)}. Set"
+        " startingOffsetsByTimestampStrategy=latest to read nothing instead",
+        is_start_time=True,
     )
+
+
+def _newest_text(partition: PartitionLog, wanted: int) -> str:
+    """Returns a text about the time of the newest record; an empty text if it is unknown, because
+    brokers hold the last records or a segment's largest timestamp contradicts the search.
+    """
+    newest = max((span.segment.max_timestamp_ms for span in partition.ranges), default=-1)
+    if not 0 <= newest < wanted or partition.ranges[-1].stop < partition.stop:
+        return ""
+    return f": the newest record is from {_time(newest)}"
+
+
+def _time(milliseconds: int) -> str:
+    return time_text(1000 * milliseconds)
 
 
 def _resolve_stop(

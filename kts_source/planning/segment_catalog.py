@@ -386,11 +386,14 @@ def _check_exist(
     }
     missing = [number for number in topic.empty_partitions if number > max(numbers, default=-1)]
     if missing:
+        others = (
+            ". If the partition exists but has no segment yet, set failOnDataLoss=false to read the"
+            " other partitions"
+        )
         raise TopicNotFoundError(
             f"topic {topic.topic!r} has no partition {', '.join(map(str, missing))} in the tier;"
-            f" existing partitions: {', '.join(map(str, sorted(numbers))) or 'none'}. If the"
-            " partition exists but has no segment yet, set failOnDataLoss=false to read the other"
-            " partitions"
+            f" existing partitions: {', '.join(map(str, sorted(numbers))) or 'none'}"
+            f"{others if topic.partitions else ''}"
         )
 
 

@@ -6,6 +6,7 @@ raises an error that names the node. So unsupported syntax never changes a resul
 
 from __future__ import annotations
 
+import difflib
 from decimal import Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeGuard
@@ -332,11 +333,7 @@ class _Parser:
             except ValueError as error:
                 raise self._refused(node, str(error)) from None
         if name is None or len(names) > 1:
-            hint = "; use header('name')" if names and names[0].lower() == HEADERS else ""
-            if name in ("key", "value"):
-                hint = f"; option '{name}.format' decodes fields"
-            elif name is None and not hint:
-                hint = "; for a field of values, set option 'value.format' and write value.<field>"
+            hint = _hint(names[0].lower() if names else "")
             raise self._refused(
                 node, f"is not a column for predicates (columns: {', '.join(KINDS)}){hint}"
             )
@@ -383,6 +380,20 @@ class _Parser:
             return with_literals(operand, literals, self._zone)
         except ValueError as error:
             raise ValueError(f"{self._text.of(node)}: {error}") from None
+
+
+def _hint(name: str) -> str:
+    """Returns advice about a name in lower case that is not a column for predicates."""
+    if name == HEADERS:
+        return "; use header('name')"
+    if name in ("key", "value"):
+        return f"; option '{name}.format' decodes fields"
+    by_lower = {column.lower(): column for column in KINDS}
+    if name in by_lower:  # followed by a field
+        return ""
+    if close := difflib.get_close_matches(name, by_lower, n=1):
+        return f"; did you mean {by_lower[close[0]]!r}?"
+    return "; for a field of values, set option 'value.format' and write value.<field>"
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:

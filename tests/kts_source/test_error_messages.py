@@ -87,8 +87,7 @@ def error_text(root: Path, action: Callable[[], object]) -> str:
 OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "unknown_option": (
         {"startingOffset": "earliest"},
-        "InvalidOptionError: unknown option 'startingOffset'; did you mean"
-        " 'startingOffsets' or 'startingOffsetsByTimestamp'?",
+        "InvalidOptionError: unknown option 'startingOffset'; did you mean 'startingOffsets'?",
     ),
     "unknown_option_of_the_store": (
         {"s3__Endpiont": "http://x"},
@@ -203,8 +202,31 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "where_unknown_column": (
         {"where": "offst > 5"},
         "InvalidOptionError: option 'where': offst is not a column for predicates"
+        " (columns: key, value, topic, partition, offset, timestamp, timestampType); did you mean"
+        " 'offset'?",
+    ),
+    "where_field_without_column": (
+        {"where": "amount > 5"},
+        "InvalidOptionError: option 'where': amount is not a column for predicates"
         " (columns: key, value, topic, partition, offset, timestamp, timestampType); for a field of"
         " values, set option 'value.format' and write value.<field>",
+    ),
+    "where_field_without_schema": (
+        {"where": "value.amount > 5", "value.format": "json"},
+        "InvalidOptionError: option 'where': value.amount needs option 'value.schema', because the"
+        " type of a field in a condition is not inferred from a sample: `kts schema` prints the"
+        " schema of a sample",
+    ),
+    "column_is_a_field": (
+        {"columns": "offset,value.amount", "value.format": "json"},
+        "InvalidOptionError: option 'columns' names 'value.amount', which is not a column; select"
+        " 'value', and its fields with option 'value.columns' (columns: key, value, topic,"
+        " partition, offset, timestamp, timestampType, headers, leaderEpoch, producerId,"
+        " producerEpoch, sequence, isTransactional, batchBaseOffset, codec, segmentId, valueRaw)",
+    ),
+    "topic_instead_of_subscribe": (
+        {"topic": "orders"},
+        "InvalidOptionError: unknown option 'topic'; did you mean 'subscribe'?",
     ),
     "where_wrong_type": (
         {"where": "offset > 'abc'"},
@@ -288,8 +310,9 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "timestamp_above_end": (
         {"startingTimestamp": "99999999999999"},
         "OffsetOutOfRangeError: orders-0: no record in the tier has a timestamp at or after"
-        " 99999999999999 ms. Set startingOffsetsByTimestampStrategy=latest to read nothing"
-        " instead [topic orders, partition 0]",
+        " 99999999999999 ms (5138-11-16T09:46:39.999+00:00): the newest record is from"
+        " 2023-11-14T22:13:20.000+00:00. Set startingOffsetsByTimestampStrategy=latest to read"
+        " nothing instead [topic orders, partition 0]",
     ),
     "too_many_requests": (
         {"maxPlanRequests": "1"},

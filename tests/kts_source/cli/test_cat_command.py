@@ -82,6 +82,9 @@ def test_unknown_partition_is_an_error_that_names_existing_ones(
     out, error = capsys.readouterr()
     assert out == ""
     assert "topic 'txn' has no partition 7 in the tier; existing partitions: 0, 1" in error
+    assert "other partitions" not in error
+    assert main(["cat", *WHERE, "txn", "-p", "7", "-p", "0"]) == 1
+    assert "--no-fail-on-data-loss to read the other partitions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--since", "1h"], ["--since", "1h", "--tail", "3"]])
@@ -98,12 +101,26 @@ def test_since_without_newer_records_prints_time_of_the_newest_record(
     assert "the newest record is from 2023-11-14T22:13:20+00:00" in error
 
 
+def test_starting_timestamp_after_newest_record_is_an_invalid_option(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = LogBuilder()
+    log.append([SimpleRecord(b"v", timestamp=1_700_000_000_000)])
+    log.roll()
+    tier = write_tier(tmp_path / "tier", list(log.build().segments))
+    flags = ["--subscribe-pattern", ".*", "--starting-timestamp", "2023-11-15"]
+    assert main(["cat", str(tier.root), *flags]) == 2
+    error = capsys.readouterr().err
+    assert "1700006400000 ms (2023-11-15T00:00:00.000+00:00): the newest record is from" in error
+    assert "from 2023-11-14T22:13:20.000+00:00. Set" in error
+
+
 def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cat", *WHERE, "epochs", "--since", "2020-01-01", "--where", "offset < 0"]) == 0
     assert capsys.readouterr().err == "no records\n"
 
 
-@pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "'since'")])
+@pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "--since must")])
 def test_invalid_since_is_an_error_that_names_since(
     capsys: pytest.CaptureFixture[str], since: str, error: str
 ) -> None:
@@ -165,6 +182,14 @@ def test_invalid_format_is_refused_before_reading(
 ) -> None:
     assert main(["cat", *WHERE, "epochs", "--format", form]) == 2
     assert "--format" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--csv", "--json"), ("--format", "raw", "--csv")])
+def test_two_formats_are_refused(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cat", *WHERE, "txn", *flags]) == 2
+    assert "set the format: keep one" in capsys.readouterr().err
 
 
 def test_csv_output_distinguishes_null_empty_and_binary_values(

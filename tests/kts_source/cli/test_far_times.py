@@ -12,8 +12,8 @@ import pytest
 
 import kts_source
 from kts_source.cli.app import main
-from kts_source.cli.output import time_text
 from kts_source.errors import TieredKafkaError
+from kts_source.texts import time_text
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.planning.scanning import scan
 

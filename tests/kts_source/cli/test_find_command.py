@@ -112,7 +112,7 @@ def test_find_usage_errors_return_exit_code_2(
 ) -> None:
     path = str(tier.root)
     for arguments, text in (
-        ((), "no condition"),
+        ((), "no condition: set --key"),
         (("--key-hex", "0g"), "hex digits"),
         (("--key", "\udcff"), "--key-hex"),
         (("--key", "a", "--value-contains", "\udcff"), "not in UTF-8"),

@@ -99,6 +99,8 @@ def test_shell_completion_suggests_flag_values(flag: str, words: set[str]) -> No
         ("option 'path' is missing", "option --path is missing"),
         ("set failOnDataLoss=false to skip", "set --no-fail-on-data-loss to skip"),
         ("did you mean keyPrefix 'a/'?", "did you mean --key-prefix 'a/'?"),
+        ("did you mean 'columns'?", "did you mean --columns?"),
+        ("did you mean 'offset'?", "did you mean 'offset'?"),
         ("set layout=kafka-logs", "set --layout kafka-logs"),
         ("`startingOffsets` and `topic`", "--starting-offsets and `topic`"),
         ("no topic 'where' in the tier", "no topic 'where' in the tier"),
@@ -119,6 +121,11 @@ def test_boolean_options_are_flags_without_value(capsys: pytest.CaptureFixture[s
     assert booleans["--include-headers"].secondary_opts == ["--no-include-headers"]
     assert main(["plan", "tier", "orders", "--include-headers", "true"]) == 2
     assert "unexpected extra argument" in capsys.readouterr().err
+
+
+def test_misspelled_option_suggests_only_similar_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cat", "tier", "orders", "-o", "colums=key"]) == 2
+    assert capsys.readouterr().err == "kts: unknown option 'colums'; did you mean --columns?\n"
 
 
 def test_option_without_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

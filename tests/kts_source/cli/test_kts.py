@@ -392,6 +392,13 @@ def test_export_to_a_file_is_an_invalid_option(
     assert f"{tmp_path / target} cannot be written: " in error
 
 
+def test_iceberg_table_without_catalog_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--subscribe", "epochs", "--table-format", "iceberg")
+    code, _, error = run(capsys, "export", "db.table", *flags)
+    assert code == 2
+    assert "--table-format iceberg needs --catalog NAME=VALUE" in error
+
+
 def test_misspelled_command_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verfy", str(TIER)]) == 2
     assert "Did you mean 'verify'?" in capsys.readouterr().err

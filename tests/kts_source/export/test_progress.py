@@ -59,7 +59,16 @@ def test_progress_counts_ended_tasks_before_their_reports_arrive(tmp_path: Path)
     progress.begin(4, 4 << 20)
     progress.ahead(1)
     progress.end()
-    assert " 25%  1/4 tasks, 0 rows, 0 requests, 1 of 4 MiB" in stream.getvalue()
+    assert " 25%  1/4 tasks, 0 rows, 0 requests, 1.0 MiB of 4.0 MiB" in stream.getvalue()
+
+
+def test_progress_of_a_small_tier_is_in_kibibytes() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    progress.begin(2, 4096)
+    progress.ahead(1)
+    progress.end()
+    assert ", 2.0 KiB of 4.0 KiB, " in stream.getvalue()
 
 
 def test_report_is_saved_as_picture(tmp_path: Path) -> None:

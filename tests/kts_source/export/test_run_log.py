@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from deltalake import DeltaTable
 
 from kts_source import metrics
 from kts_source.errors import InvalidOptionError
+from kts_source.export.report import empty_report
 from tests.golden_data import partition_summaries
 from tests.kts_source.export.exporting import FORMATS, Lake, source
 
@@ -78,8 +80,17 @@ def test_report_has_the_age_of_the_newest_record(tmp_path: Path) -> None:
     )
     assert report.newest_ms == newest
     assert report.ended_ms is not None
-    hours = (report.ended_ms - newest) / 3_600_000
-    assert f"the newest record of the tier is {hours:,.1f} hours old" in str(report)
+    assert report.freshness.startswith("the newest record of the tier is ")
+    assert report.freshness in str(report)
+
+
+@pytest.mark.parametrize(
+    ("hours", "age"),
+    [(0, "0.0 hours"), (48, "48.0 hours"), (60, "2.5 days"), (43_830, "5.0 years")],
+)
+def test_unit_of_the_age_of_the_newest_record_depends_on_the_age(hours: int, age: str) -> None:
+    report = replace(empty_report("t", "parquet"), newest_ms=0, ended_ms=hours * 3_600_000)
+    assert report.freshness == f"the newest record of the tier is {age} old"
 
 
 def test_report_has_seconds_of_each_stage(tmp_path: Path) -> None:

@@ -251,6 +251,8 @@ def test_report_command_requires_one_output_file(capsys: pytest.CaptureFixture[s
     where = [str(TIER), "--key-prefix", KEY_PREFIX, "--subscribe", "codecs"]
     assert main(["report", *where]) == 2
     assert "--output" in capsys.readouterr().err
+    assert main(["report", *where, "--output", "x.png"]) == 2
+    assert "--output x.png does not end with .html" in capsys.readouterr().err
     assert main(["report", *where, "--output", "/nowhere/x.html"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert main(["report", *where, "-o", "a.html", "-o", "b.html"]) == 2
