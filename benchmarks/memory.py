@@ -1,7 +1,7 @@
 """Measures the peak memory of a Spark task's Python process, by record size and `prefetchBytes`.
 
-Each case reads a tier from an S3 server in a new process. The process stops consuming rows several
-times, as a busy sink does, so that the bytes that are read ahead reach their limit.
+Each case reads a tier from an S3 server in a new process. Like a slow sink, the process pauses
+several times, so that the read-ahead fills up to `prefetchBytes`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns two rows per case: the peak of resident memory, and that of the address space.
+    """Returns two rows per case: the peaks of resident memory and of the address space.
 
     Raises:
         SkippedError: versitygw is not installed.
     """
     program = server_program()
     if program is None:
-        raise SkippedError("no versitygw: make bench builds it where Go is installed")
+        raise SkippedError("no S3 server: install Go, and make bench builds versitygw")
     rows = []
     for value_bytes in _VALUE_BYTES:
         tier = make_tier(TierShape(value_bytes, (128 if quick else 512) << 20, partitions=1))
@@ -65,8 +65,8 @@ def _in_new_process(options: dict[str, str]) -> dict[str, float]:
 
 
 def _read(options: dict[str, str]) -> None:
-    """Reads like a task, and prints the peaks of this process in MiB."""
-    import pyspark.worker  # noqa: F401  # Spark's part of the process
+    """Reads a topic as a Spark task does. Prints the peaks of this process in MiB as JSON."""
+    import pyspark.worker  # noqa: F401  # a task's process imports it
 
     from kts_source.options import parse_options
     from kts_source.spark.readers import TieredKafkaBatchReader

@@ -131,7 +131,7 @@ class DataLossError(TieredKafkaError):
     """Offsets that the tier should have are missing. For example, retention deleted them.
 
     Attributes:
-        is_hole: True if no segment of the log has some of the requested offsets.
+        is_hole: True if the missing offsets are a gap between the segments of a log.
     """
 
     def __init__(self, message: str, *, is_hole: bool = False, **location: Unpack[Place]) -> None:
@@ -345,12 +345,12 @@ class RejectedRowsError(ExportError):
 
 
 class TopicsFailedError(ExportError):
-    """Some topics of an export with a table per topic failed. The others were exported.
+    """An export with a table per topic failed for some topics. It succeeded for the others.
 
     Attributes:
         errors: The error of each topic that failed, by topic.
         targets: The target of each topic that failed, by topic.
-        report: `BackfillReport` of the other topics.
+        report: `BackfillReport` of the topics that succeeded.
     """
 
     def __init__(

@@ -30,21 +30,21 @@ def some(texts: Iterable[str]) -> str:
 
 
 def one_line(reason: str) -> str:
-    """Returns a text as one line. Of a long text, returns the first words and the number of the
-    other characters.
+    """Returns a text as one line. Replaces the end of a long text by the number of missing
+    characters.
     """
     line = " ".join(reason[: 2 * _MAX_LINE].split())  # it may have megabytes
     if len(line) <= _MAX_LINE and len(reason) <= 2 * _MAX_LINE:
         return line
     shown = line[: _MAX_LINE - 40]
     end = shown.rfind(" ")
-    if end > _MAX_LINE // 2:  # otherwise the text has a very long word
+    if end > _MAX_LINE // 2:  # otherwise the first word is too long
         shown = shown[:end]
     return f"{shown} … ({len(reason) - len(shown):,} more characters)"
 
 
 def whole_line(text: str) -> str:
-    """Returns a text as one line, however long it is."""
+    """Returns a text as one line without shortening it."""
     return " ".join(text.split())
 
 

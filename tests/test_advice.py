@@ -1,5 +1,5 @@
-"""Tests that the options that error messages and log lines recommend exist, and accept the
-recommended values.
+"""Tests options that error messages and log lines recommend: they exist, and accept the recommended
+values.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ OTHERS: Final = {
     "urlencode": "syntax of JAAS",
     "useKeyTab": "syntax of JAAS",
 }
-"""Names in messages that are no options of this package."""
+"""Names before `=` in messages that are not options of this package, and what they are."""
 WITH: Final[dict[str, dict[str, object]]] = {
     "catalog": {"kafka.bootstrap.servers": "localhost:9092"},
     "replay": {"dead_letters": "rejected"},
     "tail": {"kafka.bootstrap.servers": "localhost:9092"},
 }
-"""Further options that an option needs."""
+"""Other options that an option needs, by its name."""
 SOURCE: Final = {"path": "tier", "subscribe": "orders"}
 NAMES: Final = {option.name for option in OPTIONS} | {f"{PREFIX}{name}" for name in COUNTED}
 
@@ -47,7 +47,7 @@ def _text(node: ast.AST) -> str | None:
 
 
 def _texts(path: Path) -> set[str]:
-    """Returns the texts with several words in a module, except docstrings."""
+    """Returns the string literals of a module that have several words, except docstrings."""
     tree = ast.parse(path.read_text())
     nodes = list(ast.walk(tree))
     skipped = {
@@ -63,7 +63,9 @@ def _texts(path: Path) -> set[str]:
 
 
 def _advice() -> set[tuple[str, str]]:
-    """Returns names and values of all `name=value` in messages; the value `…` is not fixed."""
+    """Returns names and values of all `name=value` in messages. `…` stands for a value that is
+    formatted at run time.
+    """
     pattern = re.compile(r"(?<![\w…%.])([a-z][\w.]*)=([\w-]+|'\w+'|[…%\"])")
     return {
         (match[1], match[2])
@@ -79,12 +81,12 @@ def _is_fixed(value: str) -> bool:
     return value[0] not in '…%"'
 
 
-def test_advice_is_found_in_messages_of_all_kinds() -> None:
+def test_advice_is_found_in_literals_and_f_strings() -> None:
     assert {("failOnDataLoss", "false"), ("second_copy", "True"), ("export_id", "…")} <= _advice()
 
 
 @pytest.mark.parametrize(("name", "value"), sorted(_advice()))
-def test_advised_option_exists_and_accepts_the_advised_value(name: str, value: str) -> None:
+def test_recommended_option_exists_and_accepts_recommended_value(name: str, value: str) -> None:
     companions: dict[str, Any] = WITH.get(name, {})
     if name in NAMES:
         if _is_fixed(value):

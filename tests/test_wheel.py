@@ -198,7 +198,7 @@ def test_wheel_installation_keeps_pandas_and_numpy_and_compatible_boto3(
         name: before[name] for name in ("pandas", "numpy")
     }
     run(UV, "pip", "check", "--python", python, cwd=tmp_path)
-    # Also checks that no call on the way to a data frame is deprecated.
+    # Warnings are errors, so that deprecated calls fail the test.
     read = (python, "-I", "-W", "error", "-c", TO_PANDAS, TIER)
     assert run(*read, cwd=tmp_path).split() == [str(expected_rows), "int64[pyarrow]", "1"]
 

@@ -88,7 +88,7 @@ def _body(target: griffe.Object) -> list[str]:
 
 
 def _descriptions(target: griffe.Object) -> dict[str, str]:
-    """Returns the meaning of each argument or field in a docstring."""
+    """Returns the description of each argument or field in a docstring, by its name."""
     return {
         item.name.lstrip("*"): item.description
         for section in (target.docstring.parsed if target.docstring else [])
@@ -99,7 +99,9 @@ def _descriptions(target: griffe.Object) -> dict[str, str]:
 
 
 def _initializer(target: griffe.Class) -> griffe.Function | None:
-    """Returns the constructor of a class whose arguments are not its fields."""
+    """Returns the constructor of a class. Returns `None` for a dataclass, because its fields are
+    its arguments.
+    """
     initializer = target.all_members.get("__init__")
     if isinstance(initializer, griffe.Alias):
         initializer = initializer.final_target
@@ -118,7 +120,7 @@ def _signature(target: griffe.Object) -> list[str]:
 
 
 def _call(name: str, function: griffe.Function) -> str:
-    """Returns a call with the required arguments. The table of arguments has the others."""
+    """Returns the text of a call with the required arguments; `…` stands for optional ones."""
     parts = []
     for parameter in _parameters(function):
         if parameter.kind is griffe.ParameterKind.keyword_only and "*" not in parts:
@@ -156,16 +158,16 @@ def _starred(parameter: griffe.Parameter) -> str:
 def _default(parameter: griffe.Parameter) -> str:
     if parameter.default is None:
         return _REQUIRED
-    # An optional key of a TypedDict; its meaning names the default.
+    # The description of an optional key of a TypedDict names the default.
     if parameter.default == "..." or parameter.kind is griffe.ParameterKind.var_positional:
         return ""
     return _code(_value(parameter.default))
 
 
 def _value(default: str | griffe.Expr) -> str | griffe.Expr:
-    """Returns a default, or the value of the constant that it names."""
+    """Returns a default. If it is the name of a constant, returns the value of the constant."""
     if isinstance(default, griffe.ExprName):
-        with contextlib.suppress(KeyError):  # `None`, or a constant of another package
+        with contextlib.suppress(KeyError):  # the name is `None`, or belongs to another package
             constant: str | griffe.Expr = _loaded()[default.canonical_path].value
             return constant
     return default

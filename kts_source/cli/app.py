@@ -72,8 +72,8 @@ class _Kts(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the command named by the first argument. If it does not exist, the error suggests
-        a command with a similar name.
+        """Returns the command named by the first argument. If no command has this name, raises a
+        `UsageError` that suggests a similar name.
         """
         try:
             return super().resolve_command(ctx, args)
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     except TieredKafkaError as error:
         click.echo(f"kts: {with_flags(str(error))}", err=True)
         return _exit_code(error)
-    except OSError as error:  # of a local file, or of standard output
+    except OSError as error:  # a local file or standard output failed
         if error.filename is None:
             _discard_output()
         name = "standard output" if error.filename is None else error.filename

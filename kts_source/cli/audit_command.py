@@ -170,7 +170,8 @@ def report_command(
     check_output(output)  # fail before the work, not after it
     if Path(output).suffix.lower() not in (".html", ".htm"):
         raise InvalidOptionError(
-            f"--output {output} does not end with .html: the report is a page for browsers"
+            f"--output {output} does not end with .html: the report is a page for browsers."
+            " Use a name such as report.html"
         )
     audited = None if audit_file is None else _read_audit(audit_file)
     page = report(options, audit=audited).to_html()

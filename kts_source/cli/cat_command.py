@@ -135,7 +135,7 @@ def _form(form: str | None, *, as_json: bool, as_csv: bool) -> str:
     chosen = {"--format": form, "--json": as_json, "--csv": as_csv}
     names = [name for name, value in chosen.items() if value]
     if len(names) > 1:
-        raise InvalidOptionError(f"{' and '.join(names)} all set the format: keep one")
+        raise InvalidOptionError(f"{' and '.join(names)} each set the format: keep one")
     if as_json or as_csv:
         return "json" if as_json else "csv"
     return form or default_format()
@@ -162,7 +162,7 @@ def _print(writer: RecordWriter, batches: Iterable[pa.RecordBatch]) -> int:
 
 def _explain_no_records(options: ScanOptions, start: Bound) -> None:
     """Prints that a read from `start` has no records. If `start` is a time after the newest record,
-    also prints the time of this record.
+    also prints the time of the newest record.
     """
     marks = describe(options).partitions
     newest_ms = max((mark.tier_end_timestamp_ms for mark in marks), default=-1)

@@ -243,7 +243,9 @@ def _exports(
         topic, colon, pair = text.partition(":")
         name, equals, value = pair.partition("=")
         if not colon or not equals:
-            raise InvalidOptionError(f"--topic-option {text!r} must be TOPIC:NAME=VALUE")
+            raise InvalidOptionError(
+                f"--topic-option {text!r} is invalid: it must be TOPIC:NAME=VALUE"
+            )
         by_topic.setdefault(topic, {})[name] = value
     return exports_of(options, target, by_topic, **named)
 

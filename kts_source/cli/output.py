@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_output(path: str) -> None:
-    """Checks that a file can be written at a path. Commands call it before the work.
+    """Checks that a file can be written at a path. Commands call it before they start to work.
 
     Raises:
         InvalidOptionError: The path is not local, or its folder does not exist.
@@ -66,7 +66,9 @@ def remove_file(path: str) -> None:
     try:
         local_file(path).unlink(missing_ok=True)
     except OSError as error:
-        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+        raise InvalidOptionError(
+            f"{path} cannot be written: {error.strerror}. Choose another path"
+        ) from None
 
 
 @contextmanager

@@ -125,9 +125,7 @@ def json_records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the bytes in a row to texts for JSON. If the bytes of column `name` are no text,
-    they become base64 in a field `<name>Base64`.
-    """
+    """Converts the bytes in a row for JSON, by the rules of `json_records`."""
     record: dict[str, Any] = {}
     for name, value in row.items():
         if name == "headers" and value is not None:

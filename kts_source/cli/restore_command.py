@@ -50,7 +50,7 @@ def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
-            raise InvalidOptionError(f"{flag} needs NAME=VALUE, but one has no =")
+            raise InvalidOptionError(f"{flag} needs NAME=VALUE, but a value has no =")
         values[name] = text
     return values
 

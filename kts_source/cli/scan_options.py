@@ -351,7 +351,7 @@ def require_topic(options: Mapping[str, str]) -> None:
 
     Raises:
         InvalidOptionError: TOPIC is missing. The message lists the topics of the tier.
-        TieredKafkaError: TOPIC is missing, and another option is invalid or there is no tier.
+        TieredKafkaError: TOPIC is missing, and its topics cannot be listed for the message.
     """
     if any(name in options for name in SELECTIONS):
         return

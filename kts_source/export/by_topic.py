@@ -1,7 +1,7 @@
-"""Exports topics into one table, or each of them into a table of its own: `lake/{topic}`.
+"""Exports topics into one table or, with a target such as `lake/{topic}`, into a table per topic.
 
-In the second case, each topic is exported as if it were the only one, with its own options, for
-example its own `value.format`. If a topic fails, the other topics are still exported.
+With a table per topic, each topic has an export of its own, with options such as `value.format` of
+its own. If a topic fails, the other topics are still exported.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class TableExport:
     """An export into one table.
 
     Attributes:
-        topic: Name of the topic, if each topic has a table of its own; otherwise empty.
-        source: Options of the source. They select only this topic.
-        settings: Settings of the export, with the name of the table.
+        topic: Name of the topic if there is a table per topic; otherwise empty.
+        source: Options of the source. With a table per topic, they select only `topic`.
+        settings: Settings of the export; `{topic}` is replaced.
     """
 
     topic: str
@@ -78,9 +78,9 @@ def exports_of(
 
     Args:
         source: Options of the source for all topics.
-        target: The target, with `{topic}` in place of the topic. Iceberg table names get `_` in
-            place of `.` in the name of a topic.
-        topic_options: By topic, options in addition to those in `source`, or instead of them.
+        target: The target. `{topic}` is replaced by the name of the topic; for Iceberg, with `_`
+            in place of `.`.
+        topic_options: Options of single topics, by topic. They take precedence over `source`.
         arguments: See `backfill`. `dead_letters` may contain `{topic}`, too.
 
     Raises:
@@ -97,7 +97,7 @@ def exports_of(
     if unknown := sorted(topic_options.keys() - set(topics)):
         raise InvalidOptionError(
             f"topic_options names {', '.join(unknown)}, but the options select"
-            f" {', '.join(topics) or 'no topic'}"
+            f" {', '.join(topics) or 'no topic'}. Use selected topics in topic_options"
         )
     exports: dict[str, TableExport] = {}
     for topic in topics:
@@ -107,7 +107,7 @@ def exports_of(
         if other.topic != topic:
             raise InvalidOptionError(
                 f"topics {other.topic} and {topic} have the same table {settings.target}: export"
-                " one of them on its own"
+                " one of them separately into another target"
             )
     return list(exports.values())
 
@@ -120,16 +120,16 @@ def run_exports(
     """Runs exports one after the other.
 
     Args:
-        target: The target of the call of `backfill`.
+        target: Argument `target` of `backfill`; may contain `{topic}`.
         exports: Result of `exports_of`.
         run: Runs one export.
 
     Returns:
-        The report of a single table, or the sums of the reports of all topics. Then attribute
-        `tables` has the report of each topic.
+        Without `{topic}`, the report of the export. Otherwise, a report with the sums of all
+        exports and with the report of each topic in `tables`.
 
     Raises:
-        TopicsFailedError: The exports of some topics failed. The others were made.
+        TopicsFailedError: Exports of some topics failed. The exports of the other topics succeeded.
     """
     if TOPIC_FIELD not in os.fspath(target):
         return run(exports[0])
@@ -138,7 +138,7 @@ def run_exports(
     for export in exports:
         try:
             reports.append(run(export))
-        except Exception as error:  # noqa: BLE001  # raised below, with all others
+        except Exception as error:  # noqa: BLE001  # raised below with those of other topics
             log.warning("topic %s was not exported: %s", export.topic, error)
             errors[export.topic] = error
     report = _sum_of(os.fspath(target), exports, reports)
@@ -170,7 +170,7 @@ def _topics(texts: Mapping[str, str]) -> list[str]:
     if "planfile" in texts:
         raise InvalidOptionError(
             f"option 'planFile' cannot be combined with {TOPIC_FIELD} in the target: a plan has all"
-            " topics"
+            " topics. Remove one of them"
         )
     if "subscribepattern" not in texts:
         names: list[str] = []
@@ -189,22 +189,22 @@ def _topics(texts: Mapping[str, str]) -> list[str]:
         plan = plan_scan(parse_options({**listed, "failondataloss": "false"}))
         topics = sorted({partition.topic for partition in plan.partitions})
         if not topics:
-            raise TopicNotFoundError(f"no topic matches {texts['subscribepattern']!r}")
+            raise TopicNotFoundError(
+                f"no topic matches {texts['subscribepattern']!r}: correct option 'subscribePattern'"
+            )
     for topic in topics:
         if not _TOPIC_NAME.fullmatch(topic):
             raise ExportError(
-                f"{topic!r} is not the name of a topic, so it cannot be part of a target"
+                f"{topic!r} is not a valid name of a topic, so it cannot replace {TOPIC_FIELD} in"
+                " the target: correct the options that select topics"
             )
     return topics
 
 
 def _source_of(topic: str, texts: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Returns the options of one topic.
-
-    Args:
-        topic: The topic.
-        texts: Options of all topics.
-        own: Options of this topic.
+    """Returns the options for the export of `topic`: `own`, and the options of `texts` that `own`
+    does not replace. If `own` has another format of a column, the options of the old format are
+    dropped.
     """
     own_names = {name.lower(): name for name in own}
     dropped = {*own_names, *_SELECTIONS}
@@ -225,7 +225,9 @@ def _source_of(topic: str, texts: Mapping[str, str], own: Mapping[str, str]) -> 
 
 
 def _without_other_topics(topic: str, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields options without the entries of other topics."""
+    """Yields the options. JSON objects by topic, such as `startingOffsets`, keep only the entry of
+    `topic`; an option without this entry is omitted.
+    """
     for name, text in texts.items():
         if name.lower() not in _BY_TOPIC or not text.lstrip().startswith("{"):
             yield name, text
@@ -233,7 +235,7 @@ def _without_other_topics(topic: str, texts: Mapping[str, str]) -> Iterator[tupl
         try:
             values = json.loads(text)
         except ValueError:
-            yield name, text  # its parser raises an error that names it
+            yield name, text  # `parse_options` reports the invalid JSON
             continue
         if topic in values:
             yield name, json.dumps({topic: values[topic]})

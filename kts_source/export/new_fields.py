@@ -1,12 +1,12 @@
-"""Finds fields of keys and values that producers have added and the schema of an export lacks.
+"""Finds fields that keys and values have, but that the schema of an export lacks.
 
 For Avro with a registry, the writer's schema of every value is compared with the schema of the
 export. For JSON, values are parsed: all of them if the export adds new fields to the table,
 otherwise a sample.
 
-With `on_new_fields="add"`, each task reports the schemas of the fields that it found. The driver
-adds them to the schema of the export and runs the tasks of the wave again, so no row is written
-without them.
+With `on_new_fields="add"`, each task reports the schemas of the new fields that it found. The
+driver adds these fields to the schema of the export and runs the tasks of the wave again. So no row
+is committed without them.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _HEADER_SIZES: Final = {0: 5, 1: 17}
 
 
 class NewFields:
-    """Collects the fields of values that the schema lacks.
+    """Collects the fields that keys and values have, but that the schema of the export lacks.
 
     Args:
         formats: Formats of keys and values.
-        adds: True to determine the schemas of new fields, too.
+        adds: True to determine the types of the new fields for `schemas`.
 
     Attributes:
-        columns: Columns that batches must have.
-        found: Descriptions of the fields, such as `value.discount`.
+        columns: Columns that `add_unknown` needs in a batch.
+        found: Paths of the new fields, such as `value.discount`; for Avro, with the schema id.
     """
 
     def __init__(self, formats: Sequence[ColumnFormat], *, adds: bool) -> None:
@@ -84,12 +84,11 @@ class NewFields:
         self._known_ids: set[int | str] = set()
 
     def add_unknown(self, batch: pa.RecordBatch) -> None:
-        """Adds the unknown fields in the values of `batch` to `found`. `batch` must have the
-        columns in `columns`.
+        """Adds the new fields in a batch to `found`.
 
         Raises:
-            SchemaChangedError: New fields must be added, but there are too many of them, or a field
-                has different types.
+            SchemaChangedError: With `adds`, there are too many new fields, or one of them has
+                different types.
         """
         for form in self._formats:
             is_avro = form.format in _FRAMED_AVRO
@@ -114,8 +113,8 @@ class NewFields:
                     )
 
     def schemas(self) -> dict[str, str]:
-        """Returns the schema of the new fields by column, for `add_fields`: for Avro, the schema of
-        the export with the new fields; for JSON, a DDL of the new fields only.
+        """Returns a schema for each column with new fields, as `add_fields` needs it. For Avro, it
+        is the export's schema with the new fields; for JSON, a DDL with only the new fields.
         """
         texts = {column: print_avro(schema) for column, schema in self._avro_schemas.items()}
         for column, inference in self._inferences.items():
@@ -155,7 +154,7 @@ class NewFields:
                     self._inferences[form.column].add(_new_part(document, kind))
                 except ValueError as error:
                     raise SchemaChangedError(
-                        f"a new field of {form.column} has no single type: {error} in option"
+                        f"the new fields of {form.column} have no common type: {error} in option"
                         f" '{form.column}.schema'"
                     ) from None
             yield from paths
@@ -164,14 +163,14 @@ class NewFields:
 def add_fields(
     formats: Sequence[ColumnFormat], schemas: Sequence[Mapping[str, str]]
 ) -> tuple[ColumnFormat, ...]:
-    """Returns formats whose schemas have the new fields that tasks found.
+    """Returns the formats with the new fields in their schemas.
 
     Args:
         formats: Formats of keys and values.
-        schemas: Results of `NewFields.schemas`.
+        schemas: Results of `NewFields.schemas`, one per task.
 
     Raises:
-        SchemaChangedError: A field has different types.
+        SchemaChangedError: Two tasks found different types of a field.
     """
     return tuple(
         _with_fields(form, [texts[form.column] for texts in schemas if form.column in texts])
@@ -200,7 +199,7 @@ def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
 
 
 def with_json_fields(form: ColumnFormat, kind: pa.DataType) -> ColumnFormat:
-    """Returns a JSON format whose schema also has the fields of the type `kind`."""
+    """Returns a JSON format with the fields of `kind` added to its schema."""
     return replace(form, schema=print_ddl(_extended_type(parse_ddl(form.schema), kind)))
 
 
@@ -224,7 +223,9 @@ def _extended_type(kind: pa.DataType, more: pa.DataType) -> pa.DataType:
 
 
 def _merged(first: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
-    """Returns the common type of new fields that two tasks found."""
+    """Returns a type with the new fields of two tasks. Raises `SchemaChangedError` if the tasks
+    found different types of a field.
+    """
     if pa.types.is_struct(first) and pa.types.is_struct(other):
         fields = {field.name: field.type for field in first}
         for field in other:
@@ -244,8 +245,8 @@ def _merged(first: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
 
 
 def _new_part(value: object, kind: pa.DataType) -> Any:  # noqa: ANN401  # any JSON
-    """Returns those fields of a JSON value that its type lacks, inside the objects that contain
-    them. Values of maps become a list. Returns `None` if there are no such fields.
+    """Returns a JSON value without the fields that the type `kind` has, so that only new fields
+    are left. Maps become lists of their values. Returns `None` if no field is new.
     """
     if pa.types.is_struct(kind) and isinstance(value, dict):
         parts = {}
@@ -264,11 +265,10 @@ def _new_part(value: object, kind: pa.DataType) -> Any:  # noqa: ANN401  # any J
 
 
 def may_have_new_fields(values: pa.Array, kind: pa.DataType) -> bool:
-    """Returns False if no JSON value has a field that the type lacks. Returns True if one may have
-    such a field.
+    """Returns False only if no JSON value has a field that the type lacks.
 
-    Parses all values at once with Arrow's parser, which is 15 times faster than one by one. If this
-    parser does not accept the values, the result is True.
+    Parses all values at once with Arrow's parser. This is 15 times faster than Python's parser. If
+    Arrow's parser rejects the values, the result is True.
     """
     texts = values.drop_null()
     joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), b"\n")

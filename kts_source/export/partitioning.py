@@ -5,10 +5,10 @@ There are three kinds of partition columns:
 * A plain name partitions by the values of a column.
 * `date(column)` partitions by the UTC day of a timestamp column. The partition column is named
   `<column>_date`. `day`, `month` and `hour` are further units. `date(column, Europe/Berlin) as day`
-  names a time zone and the partition column.
+  uses another time zone, and names the partition column `day`.
 * A field of a decoded key or value is copied to a partition column. For the field `value.user.id`,
-  the partition column is named `value_user_id`. `value.user.id as user` names it; a column can be
-  copied in the same way.
+  the partition column is named `value_user_id`. `value.user.id as user` names it `user`. A plain
+  column can also be copied: `topic as source`.
 """
 
 from __future__ import annotations
@@ -236,7 +236,10 @@ class PartitionField:
         kind = column.type
         if self.unit:
             if not pa.types.is_timestamp(kind):
-                raise InvalidOptionError(f"{self} needs a timestamp, not {kind}")
+                raise InvalidOptionError(
+                    f"partition_by {self}: {self.source} has type {kind}, but a unit of time needs"
+                    " a timestamp. Partition by the column itself"
+                )
             return self._times(column.cast(pa.timestamp(kind.unit)))
         if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind):
             return column
@@ -293,7 +296,7 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
         alias = match["alias"] or match["own"] or ""
         field = PartitionField(match["of"] or match["name"], unit, zone, alias)
         if field.name in {other.name for other in fields}:
-            raise InvalidOptionError(f"partition_by names {field.name!r} twice")
+            raise InvalidOptionError(f"partition_by names {field.name!r} twice: remove one")
         fields.append(field)
     return tuple(fields)
 

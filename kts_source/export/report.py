@@ -41,6 +41,8 @@ _HELP: Final = {
     "malformed_rows": "Malformed rows that the last run dropped.",
     "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
     "skipped_offsets": "Requested offsets that the last run skipped.",
+    "new_fields": "Fields that the last run did not write, because the schema lacks them.",
+    "added_fields": "Fields that the last run added to the schema.",
     "commits": "Commits of the last run.",
     "seconds": "Duration of the last run.",
 }
@@ -105,10 +107,9 @@ class BackfillReport(Displayed):
         dry_run: True if nothing was written. Then ranges, bytes, commits, requests and cost are
             planned, and `rows_read` and `rejected` are counts of a sample.
         new_fields: Fields of keys and values that were not written, because the schema lacks them.
-        added_fields: Fields that the schema lacks and that `on_new_fields="add"` wrote.
+        added_fields: Fields that `on_new_fields="add"` added to the table and wrote.
         replayed: Number of files of dead letters that were replayed.
-        tables: The report of each topic, if the target has a table per topic. Then the other
-            attributes are sums.
+        tables: With a table per topic, the report of each topic; the other attributes are sums.
     """
 
     target: str
@@ -163,7 +164,7 @@ class BackfillReport(Displayed):
 
     @property
     def small_files(self) -> str:
-        """Advice if the run wrote many small files; empty otherwise."""
+        """A sentence of advice if the run wrote many small files; otherwise empty."""
         if self.files < _MANY_FILES or self.file_bytes >= self.files * _SMALL_FILE:
             return ""
         return (
@@ -182,13 +183,15 @@ class BackfillReport(Displayed):
         return _prometheus({report.target: report.figures() for report in self.tables or (self,)})
 
     def figures(self) -> dict[str, float]:
-        """Returns the figures for Prometheus by name, without the prefix of all names."""
+        """Returns the figures for Prometheus by name, without the prefix `kts_export_`."""
         figures: dict[str, float] = {
             "success": 1,
             "rows": self.rows,
             "rejected_rows": self.rejected,
             "malformed_rows": self.malformed,
             "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+            "new_fields": len(self.new_fields),
+            "added_fields": len(self.added_fields),
             "commits": self.commits,
             "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
         }
@@ -228,8 +231,8 @@ class BackfillReport(Displayed):
 
 
 def failure_to_prometheus(target: str, error: Exception) -> str:
-    """Returns the figures of a failed run in the text format of Prometheus. If the target has a
-    table per topic, topics that succeeded have their own figures.
+    """Returns the figures of a failed run in the text format of Prometheus. With a table per
+    topic, each topic has its own figures, whether it failed or not.
     """
     if not isinstance(error, TopicsFailedError):
         return _prometheus({target: _failed(error)})
@@ -343,6 +346,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         if field.type in ("int", "float")
     }
     sums["left_bytes"] = then.left_bytes
+    if then.newest_ms is None:
+        sums["newest_ms"] = first.newest_ms
     ranges: list[WrittenRange] = []
     order = attrgetter("topic", "topic_id", "partition", "start")
     for span in sorted((*first.ranges, *then.ranges), key=order):
@@ -379,12 +384,8 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
 
 def newest_ms(partitions: Iterable[PartitionPlan]) -> int | None:
     """Returns the newest timestamp of the segments of partitions in ms; `None` if it is unknown."""
-    timestamps = (
-        span.segment.max_timestamp_ms
-        for partition in partitions
-        for span in partition.surviving.ranges
-    )
-    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)
+    timestamps = (partition.surviving.newest_ms for partition in partitions)
+    return max((newest for newest in timestamps if newest is not None), default=None)
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:

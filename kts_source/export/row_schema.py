@@ -54,7 +54,8 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
             raise InvalidOptionError(
-                "schema_evolution needs typed columns: option value.format or key.format"
+                "schema_evolution needs decoded keys or values: set option value.format or"
+                " key.format"
             )
         return
     for column_format in options.formats:
@@ -89,7 +90,8 @@ def _check_adds(options: ScanOptions) -> None:
     """Raises `InvalidOptionError` if new fields of a key or value cannot be added to a table."""
     if not options.formats:
         raise InvalidOptionError(
-            "on_new_fields='add' needs typed columns: option value.format or key.format"
+            "on_new_fields='add' needs decoded keys or values: set option value.format or"
+            " key.format"
         )
     for form in options.formats:
         if form.format in (PROTOBUF, PROTOBUF_CONFLUENT):
@@ -101,7 +103,7 @@ def _check_adds(options: ScanOptions) -> None:
         if form.fields is not None:
             raise InvalidOptionError(
                 f"on_new_fields='add' adds all fields, but option '{form.column}.columns' selects"
-                " some: remove one of them"
+                " some: remove one of these options"
             )
 
 
@@ -287,7 +289,8 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
     kinds = {name: type_at(schema, name) for name in settings.sort_within_files}
     if missing := [name for name, kind in kinds.items() if kind is None]:
         raise InvalidOptionError(
-            f"sort_within_files names {', '.join(sorted(missing))}, which the rows do not have"
+            f"sort_within_files names {', '.join(sorted(missing))}, which the rows do not have:"
+            " use columns of the rows"
         )
     for name, kind in kinds.items():
         if pa.types.is_nested(kind):
@@ -444,8 +447,8 @@ def _field(in_table: pa.Field, in_rows: pa.Field, path: str) -> pa.Field:
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """Replaces types such as `large_string`, which libraries of tables return, by types such as
-    `string`, which decoders return.
+    """Returns a type with `large_string` replaced by `string`, and other large types likewise.
+    Decoders return the small types, but libraries of table formats return the large ones.
     """
     return _united(kind, kind, "")
 

@@ -217,12 +217,12 @@ class _Run:
         rules: Settings that determine the rows of the table, such as filter and transform.
         base: Files of the table that a compaction replaces.
         merges: True if a compaction merges `base` with new records instead of rebuilding the table.
-        waiting: Two lists that the next commit includes: offset ranges and task reports. They were
-            not committed yet, because the table does not exist and its columns are unknown.
+        waiting: Offset ranges and task reports that the next commit includes. Used while the table
+            does not exist, because its columns are not known before a task writes rows.
         waves: Number of waves that have ended.
         verified: Results of `verify`, as sentences.
         new_fields: Fields of keys and values that are not written, because the schema lacks them.
-        added_fields: Fields that this run added to the schema.
+        added_fields: Fields that this run added to the table.
     """
 
     options: ScanOptions
@@ -354,8 +354,8 @@ class _Run:
         return unite_schemas(there, columns, typed, self.settings.target, evolves=evolves)
 
     def _use_fields_of(self, table: pa.Schema) -> None:
-        """Adds the fields that earlier runs added to a table to the JSON formats, so that the tasks
-        of each run do not find them again.
+        """Adds the fields of the table to the schemas of JSON formats. Otherwise, the tasks of each
+        run would find the fields again that an earlier run added.
         """
         from kts_source.export.new_fields import with_json_fields
 
@@ -370,8 +370,9 @@ class _Run:
     def _run_wave(
         self, tasks: Sequence[RunnableTask], job: ExportJob, state: TableState
     ) -> tuple[list[TaskReport], ExportJob]:
-        """Runs the tasks of a wave. If they find fields that must be added to the table, runs them
-        again with these fields. Returns the reports and the job of the last run.
+        """Runs the tasks of a wave. If the tasks find fields to add to the table, deletes their
+        files and runs them again with these fields. Returns the reports and the job of the last
+        run.
         """
         while True:
             reports = self._run_tasks(tasks, job)
@@ -389,7 +390,7 @@ class _Run:
             log.info("reading the wave again with the new fields %s", ", ".join(found))
 
     def _discard(self, reports: Sequence[TaskReport], job: ExportJob) -> None:
-        """Deletes the files of tasks that run again."""
+        """Deletes the files that tasks wrote before they run again."""
         letters = list_dead_letters(self.settings, (report.dead_letters for report in reports))
         drop_dead_letters(self.settings, letters)
         with closing(open_target(job.target.path, job.target.storage)) as target:
@@ -479,7 +480,7 @@ class _Run:
                 if report.number in reports:
                     raise ExportError(
                         f"the executor returned two reports of task {report.number}, so its files"
-                        " were not committed"
+                        " were not committed. Run again to continue"
                     )
                 reports[report.number] = report
                 self.progress.task_done(report)
@@ -735,9 +736,11 @@ def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> Non
     )
 
 
-def log_run_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> None:
+def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> None:
     """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
     warning; offsets after an open transaction are not, because the next run reads them.
+
+    Warns if the newest timestamp of a tier is unknown, because alerts on it cannot fire then.
     """
     log.info(
         "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
@@ -746,6 +749,13 @@ def log_run_end(report: BackfillReport, partitions: Iterable[PartitionPlan]) -> 
         *(report.commits, format_bytes(report.bytes_read)),
         f"; {report.freshness}" if report.freshness else "",
     )
+    # The tier may have no segment yet if brokers serve the offsets.
+    if report.newest_ms is None and any(each.brokers is None for each in partitions):
+        log.warning(
+            "run %s: the report and the metrics have no time of the newest record, because no"
+            " segment of the tier has a timestamp",
+            report.run_id,
+        )
     stops = {(each.topic, each.partition): each.stop for each in partitions}
     lost: list[str] = []
     later: list[str] = []

@@ -123,8 +123,8 @@ class ExportArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """The checked arguments of `backfill`; see its docstring for the attributes that are not
-    described here.
+    """The checked arguments of `backfill`. The docstring of `backfill` describes the attributes
+    that are missing here.
 
     Attributes:
         target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
@@ -132,8 +132,8 @@ class ExportSettings:
         following: Pace of an export that follows new records in rounds; `None` for a single run.
         max_rejected: Maximum share of rejected records in a commit, from 0 to 1.
         schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
-        on_new_fields: `fail` ends a run if values have fields that the schema lacks; `warn` only
-            reports them; `add` adds them to the table, and implies `schema_evolution` = `add`.
+        on_new_fields: Handling of fields that the schema lacks. `fail` ends the run with an error;
+            `warn` reports them; `add` adds them to the table, and sets `schema_evolution` to `add`.
         text_partitions: `checked` rejects a partition value of a Parquet target if it is a text
             that readers would parse as a number, a date or another type. `as-is` accepts it.
         verify: True to check before a run that the table has all rows that its commits recorded.
@@ -230,8 +230,8 @@ def export_settings(
 
 
 def _parse_values(values: dict[str, Any]) -> None:
-    """Replaces the arguments about rejected rows and new fields in `values` by their parsed
-    values.
+    """Parses `dead_letters` and `max_rejected` in place. Sets `schema_evolution` if
+    `on_new_fields` implies it.
     """
     if values.get("on_new_fields") == ADD:
         values["schema_evolution"] = ADD_FIELDS
@@ -256,9 +256,9 @@ def _path(name: str, path: str | os.PathLike[str]) -> str:
 def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
     if TOPIC_FIELD in f"{settings.target}{settings.dead_letters}":
         raise InvalidOptionError(
-            f"{TOPIC_FIELD} in a target writes a table per topic, which only an export does. Name"
-            f" the table of one topic; in dead_letters, {TOPIC_FIELD} needs {TOPIC_FIELD} in the"
-            " target"
+            f"{TOPIC_FIELD} is valid only in the target of an export, which then writes a table per"
+            f" topic. Elsewhere, name the table of one topic; in dead_letters, use {TOPIC_FIELD}"
+            f" only if the target contains {TOPIC_FIELD}, too"
         )
     for name in ("target_file_bytes", "row_group_rows", "commit_bytes"):
         if (value := getattr(settings, name)) < 1:
@@ -277,7 +277,9 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         )
     _check_folders(settings)
     if settings.dry_run and (settings.replay or settings.following):
-        raise InvalidOptionError("dry_run=True cannot be combined with follow or replay")
+        raise InvalidOptionError(
+            "dry_run=True cannot be combined with follow or replay: remove them"
+        )
     if settings.replay and (
         settings.dead_letters is None or settings.following or settings.compaction
     ):

@@ -165,16 +165,15 @@ class SpillFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """Results of a successful attempt of a task. They suffice to commit the files of the task
-    without opening these files.
+    """Results of a successful attempt of a task. The driver commits the files of the task from
+    these results, without opening the files.
 
     Attributes:
         schema: Schema of the rows that the task wrote; `None` if it wrote no row.
         rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.
         new_fields: Fields of keys and values that the schema lacks.
-        new_schemas: With `on_new_fields` = `add`, the schemas of these fields by column; see
-            `NewFields.schemas`.
+        new_schemas: With `on_new_fields="add"`, the result of `NewFields.schemas`.
         counts: Numbers of read and of rejected records by partition.
         segment_bytes: Original bytes of the parts of segments that the task read.
         requests: Number of read requests sent to the tier.

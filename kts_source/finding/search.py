@@ -162,8 +162,8 @@ class SearchPlan:
 
 
 def _is_hole(error: TieredKafkaError, plan: ScanPlan) -> bool:
-    """Returns whether an error is about missing offsets of a planned partition. The certificate
-    lists these offsets as unread, so they are no separate fault.
+    """Returns whether an error reports missing offsets of a planned partition. The certificate
+    lists these offsets as unread, so the error must not become a second entry in `faults`.
     """
     holes = {f"{p.topic}-{p.partition}" for p in plan.partitions if p.surviving.missing}
     name = error.message.partition(": ")[0]
@@ -262,8 +262,8 @@ class TaskSearch:
     def _undecoded_ranges(
         self, slices: Sequence[SegmentSlice], reader: SegmentSource
     ) -> Iterator[UnreadRange]:
-        """Yields the records that could not be compared with the conditions, because they cannot be
-        decoded. Consecutive records of a segment become one range.
+        """Yields the offsets of records that could not be compared with the conditions, because
+        the records cannot be decoded. Adjacent offsets in a slice become one range.
         """
         for task_slice in slices:
             start, stop = task_slice.start_offset, task_slice.stop_offset
@@ -646,11 +646,11 @@ def _check(options: ScanOptions, query: Query) -> None:
 
 
 def _with_errors(options: ScanOptions) -> ScanOptions:
-    """Returns options with which records that cannot be decoded are found, too. They get null, the
-    reason and the stored bytes in columns of their own.
+    """Returns options for a search that also finds records that cannot be decoded. Such a record
+    has null as key or value; further columns contain the reason and the stored bytes.
 
-    Columns that the user selected stay as they are. A column with fields in option `where` also
-    stays as it is, because such records cannot be compared with the condition.
+    Changes nothing if the user set option `columns`. Keeps the mode of a key or value that option
+    `where` compares, because the condition cannot be checked for such a record.
     """
     if not options.formats or "columns" in options.given:
         return options

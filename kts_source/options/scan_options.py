@@ -308,8 +308,8 @@ def _unknown(name: str) -> str:
 
 
 def _similar(name: str, names: Iterable[str]) -> list[str]:
-    """Returns at most two of `names` that may be meant by `name`. The second is almost as similar
-    as the first.
+    """Returns up to two of `names` that are similar to `name`. A second one must be almost as
+    similar as the first one.
     """
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in close]

@@ -118,8 +118,8 @@ class Place:
     def raise_or_warn(
         self, text: str, error: Callable[[str], DataLossError] = DataLossError
     ) -> None:
-        """Raises the error that `error` makes of a text about the partition. If `failOnDataLoss` is
-        false, logs a warning instead.
+        """Raises `error` with the text after the partition's name. If `failOnDataLoss` is false,
+        logs the text as a warning instead.
         """
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")

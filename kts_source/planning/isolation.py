@@ -146,8 +146,8 @@ def check_ends(
         except UnknownStartError:
             segment = partition.ranges[number].segment
             log.warning(
-                "%s-%s: transactions open at offset %d are not compared with the log, because"
-                " only earlier segments, which are not read, record them",
+                "%s-%s: the transactions that are open at offset %d are not checked, because only"
+                " segments before the read record them",
                 *(segment.topic, segment.partition, below),
             )
 
@@ -465,8 +465,8 @@ class EndStates:
 
 
 def _gaps(partition: PartitionLog, first: int, horizon: int) -> Iterator[tuple[int, int, int]]:
-    """Yields each gap after one of the ranges `first` to `horizon` - 1: the number of the range
-    before the gap, and the offsets [low, high) of the gap.
+    """Yields the gaps that follow the ranges `first` to `horizon` - 1: number of the range
+    before the gap, and offsets [low, high) of the gap.
     """
     gaps = {gap.start for gap in partition.missing}
     for number in range(first, min(horizon, len(partition.ranges) - 1)):

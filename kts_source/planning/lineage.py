@@ -101,6 +101,8 @@ class PartitionLog:
         holes: Offsets that had records but are in no segment, ascending. All are above `log_start`.
         unverifiable: Gaps after segments whose exact end is unknown, so that the gaps may never
             have had records.
+        end_timestamp_ms: Newest timestamp of the segments at the end of the log, which may be
+            missing in `ranges`; −1 if it is unknown, or if `ranges` has all segments.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -110,6 +112,14 @@ class PartitionLog:
     holes: tuple[Hole, ...]
     skipped: tuple[SkippedSegment, ...]
     unverifiable: tuple[Hole, ...] = ()
+    end_timestamp_ms: int = -1
+
+    @property
+    def newest_ms(self) -> int | None:
+        """Newest known timestamp of the segments in ms; `None` if no timestamp is known."""
+        timestamps = (span.segment.max_timestamp_ms for span in self.ranges)
+        newest = max(self.end_timestamp_ms, max(timestamps, default=-1))
+        return newest if newest >= 0 else None
 
     @property
     def missing(self) -> tuple[Hole, ...]:

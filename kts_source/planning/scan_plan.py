@@ -402,6 +402,7 @@ def _partition_to(
         "holes": holes(log.holes),
         "unverifiable": holes(log.unverifiable),
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
+        "endTimestampMs": log.end_timestamp_ms,
     }
     sources: dict[str, BrokerPart | DiskPart | CatalogPart | None] = {
         "brokers": partition.brokers,
@@ -427,6 +428,7 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
         holes=holes(entry["holes"]),
         skipped=tuple(SkippedSegment(segments[n], reason) for n, reason in entry["skipped"]),
         unverifiable=holes(entry["unverifiable"]),
+        end_timestamp_ms=entry.get("endTimestampMs", -1),  # missing in plans of older releases
     )
     return PartitionPlan(
         topic=entry["topic"],
@@ -605,6 +607,7 @@ def _check_partition(partition: PartitionPlan) -> None:
     _check_ascending(0, partition.partition, MAX_INT32)
     _check_ascending(0, partition.start, partition.stop, partition.wanted_stop, MAX_INT64)
     _check_ascending(0, log.log_start, log.stop, MAX_INT64)
+    _check_ascending(-1, log.end_timestamp_ms, MAX_INT64)
     _check_epochs(log.lineage)
     offsets = [(span.start, span.stop) for span in log.ranges]
     offsets += [(hole.start, hole.stop) for hole in log.missing]

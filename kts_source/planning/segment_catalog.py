@@ -376,8 +376,8 @@ def _check_exist(
     topic: DiscoveredTopic, folders: Sequence[TopicFolder], catalog: SegmentCatalog
 ) -> None:
     """Raises `TopicNotFoundError` if a selected partition has a higher number than all partitions
-    in the tier. Partitions with lower numbers exist in Kafka, even if the tier has no segments of
-    them.
+    in the tier. A partition with a lower number exists in Kafka, even if the tier has no segment
+    of it.
     """
     if not topic.empty_partitions:
         return

@@ -437,7 +437,10 @@ class TierLog(SourceLog):
             if segment.start_offset == self._bases[0]
         )
         log_start = min(max(self._bases[0], checkpoint_start), stop)
-        self.log = PartitionLog(self._lineage, log_start, stop, (), (), ())
+        newest_ms = max(segment.max_timestamp_ms for segment in segments)
+        self.log = PartitionLog(
+            self._lineage, log_start, stop, (), (), (), end_timestamp_ms=newest_ms
+        )
         has_start &= self._keeps_from >= log_start
         return has_start and all(map(self._has_no_dead_branch, (*segments, *self._damaged)))
 

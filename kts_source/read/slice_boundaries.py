@@ -42,7 +42,7 @@ class Boundary:
             appended at the position in one step. `None` at the segment's start and end, which have
             no entry.
         after_offset: All offsets at or after the position are larger than this offset.
-        after_position: Position of the index entry before this one, or of the segment's start.
+        after_position: Position of the previous index entry, or 0 if there is none.
     """
 
     position: int
@@ -275,9 +275,9 @@ class BoundaryCheck:
         was read.
 
         Returns:
-            The entry after the slice if it has magic 0 or 1. The caller must check its first
-            offset, because the first bytes of such an entry state only its last offset. `None` if
-            the entry has magic 2, or if the slice ends at the segment's end.
+            The entry after the slice if it has magic 0 or 1. Its prefix states only its last
+            offset, so the caller must decode the entry and check its first offset. `None` if the
+            entry has magic 2, or if the slice ends at the segment's end.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.

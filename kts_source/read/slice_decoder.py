@@ -151,11 +151,11 @@ class SliceDecoder:
             meter.add_decoded(self._decoder.counters)
 
     def _check_start(self) -> None:
-        """Checks that the first entry of the slice begins after the entries before it.
+        """Checks that the first entry of the slice begins after the end of the previous entry.
 
-        Usually, the previous slice makes this check at its end. But if the stop offset is in the
-        batches that the index entry at the slice's start describes, the previous slice may end
-        before this check, at the first entry at or above the stop offset.
+        Usually, the previous slice checks this at its end. It may miss the check if both slices
+        read the same interval of the offset index, so this slice reads the entries from the
+        previous index entry to its own start.
 
         Raises:
             CorruptRecordError: The offsets do not ascend.
@@ -192,7 +192,7 @@ class SliceDecoder:
         if first < next_offset:
             raise CorruptRecordError(
                 f"the entry begins at offset {first}, but the previous entry ends with offset"
-                f" {next_offset - 1}: the offset of one of these two entries is wrong",
+                f" {next_offset - 1}: one of these two entries has a wrong offset",
                 position=entry.position,
                 offset=entry.offset,
             )

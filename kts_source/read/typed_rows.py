@@ -56,9 +56,10 @@ class TypedRows:
         columns: Wanted columns, in order.
         formats: Formats of keys and values; columns without a format stay binary.
         where: Condition on fields of decoded keys and values. Returned rows satisfy it.
-        set_aside: Called with malformed rows and the reason for each, which are then skipped even
-            in mode FAILFAST. Not called in mode PERMISSIVE, because malformed values become null.
-        warns: False to log no warning about malformed rows, because the caller reports them.
+        set_aside: Called with a batch and the reasons by number of the malformed row. These rows
+            are skipped, even in mode FAILFAST. Not called in mode PERMISSIVE, where malformed
+            values become null.
+        warns: False if the caller reports malformed rows, so that no warning is logged.
     """
 
     def __init__(

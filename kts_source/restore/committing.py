@@ -72,7 +72,7 @@ def _offset_differences(
             if name not in topics or topics[name].topic_id != topic_id:
                 raise InvalidOptionError(
                     f"topic {name} of the new cluster does not have the planned topic id"
-                    f" {topic_id}: it was deleted or created again"
+                    f" {topic_id}: it was deleted or created again. Restore it with a new plan"
                 )
         pairs = [(each.target_topic, each.partition) for each in plan.partitions]
         starts = cluster.offsets(pairs, EARLIEST, read_committed=False)
@@ -165,7 +165,10 @@ def commit_restore(
     journal = Journal(plan_path, plan)
     offsets, report = clamped_offsets(plan, journal, groups)
     if differences := verify_restore(plan_path, target):
-        raise InvalidOptionError(f"the restore is not verified: {some(differences)}")
+        raise InvalidOptionError(
+            f"the restore is not verified: {some(differences)}. Nothing was committed; restore into"
+            " new topics"
+        )
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
         highest = max(
@@ -189,8 +192,8 @@ def clamped_offsets(
     journal: Journal,
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
 ) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
-    """Limits the committed offsets of groups to the restored logs. Returns two values: the offsets
-    to commit, by group and target partition, and a line for each offset that was changed or is not
+    """Moves committed offsets outside a restored log to its start or end. Returns the offsets to
+    commit, by group and target partition, and a line for each offset that is moved or not
     committed.
     """
     restored = {(each.topic, each.partition): each for each in plan.partitions}
@@ -247,7 +250,8 @@ def raise_producer_ids(cluster: Cluster, node: int, highest: int) -> None:
             answers = [connection.receive(each) for each in pending]
         except LostConnectionError as error:
             raise BrokerUnavailableError(
-                f"broker {node} does not answer while its producer ids are raised: {error}"
+                f"broker {node} does not answer while its producer ids are raised: {error}. Start"
+                " it, and run kts restore commit again"
             ) from None
         codes = {answer.error_code for answer in answers} - {0}
         assigned = max([assigned, *(a.producer_id for a in answers if not a.error_code)])
@@ -296,7 +300,9 @@ def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[tuple[str, int
         try:
             answer = cluster.ask(found.node_id, request)
         except LostConnectionError as error:
-            raise BrokerUnavailableError(f"the coordinator does not answer: {error}") from None
+            raise BrokerUnavailableError(
+                f"the coordinator does not answer: {error}; run kts restore commit again"
+            ) from None
         codes = [part.error_code for topic in answer.topics for part in topic.partitions]
         if _UNKNOWN_MEMBER in codes:
             raise InvalidOptionError(f"group {group} has members: stop its consumers")
@@ -345,7 +351,10 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
         if not wrong:
             return
         if time.monotonic() > deadline:
-            raise BrokerError(f"configurations were set, but brokers report others: {some(wrong)}")
+            raise BrokerError(
+                f"brokers do not report the configurations that were set: {some(wrong)}. Check the"
+                " topics, and run kts restore commit again"
+            )
         time.sleep(_PAUSE_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Finds the end of a log that is cut before its first undecided transaction."""
+"""Finds the end of a log that is cut before its undecided transactions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def ends_without_open_transactions(
     plans: Iterable[PartitionPlan], options: ScanOptions
 ) -> dict[tuple[str, int], int]:
-    """Returns the highest offset at which each log can end without an open transaction, by topic
-    and partition. Contains only logs with undecided transactions.
+    """Returns where to cut each log with undecided transactions, by topic and partition: the
+    highest end offset at which no transaction is open.
 
     Raises:
         TieredKafkaError: A segment or side file cannot be read.
@@ -48,8 +48,8 @@ def _end(plan: PartitionPlan, side_files: SideFiles) -> int:
             replace(span, stop=min(span.stop, end)) for span in surviving.ranges if span.start < end
         )
         states = EndStates(replace(surviving, ranges=ranges, stop=end), side_files)
-        # A transaction that ended after the cut would lose its marker, so the log must end before
-        # its first record. Then another transaction may be open there.
+        # A transaction that is open at `end` would lose its marker, so the log must end before its
+        # first record. Repeat, because another transaction may be open at the new end.
         first = min(states.open_after(len(ranges) - 1).values(), default=end)
         if first >= end:
             return end

@@ -187,7 +187,7 @@ def source_options(options: Mapping[str, str]) -> ScanOptions:
             )
     parsed = parse_options({**options, "isolationLevel": "read_committed"})
     if not parsed.fail_on_data_loss:
-        raise InvalidOptionError("option 'failOnDataLoss' must be true for a restore")
+        raise InvalidOptionError("option 'failOnDataLoss' must be true for a restore: remove it")
     return parsed
 
 
@@ -204,9 +204,9 @@ def plan_restore(
     Args:
         options: Options of the tier.
         target: Options `kafka.*` of the new cluster.
-        undecided: Handling of transactions without a known end. `refuse`: the plan is refused.
-            `abort`: the transactions are aborted. `cut`: the log ends before the first of them,
-            where no other transaction is open.
+        undecided: Handling of transactions without a known end. `refuse`: the plan refuses to
+            restore. `abort`: the transactions are aborted. `cut`: the log ends before the first of
+            them, at an offset where no other transaction is open.
         rename: Name in the new cluster, by name in the tier.
         resume_at: Minimum offset of the next record, by topic in the tier and partition.
 

@@ -430,8 +430,8 @@ class PartitionWriter:
 
     Args:
         folder: Folder of the partition. Temporary files of an earlier attempt are removed.
-        undecided: If it is `abort`, abort markers are appended for transactions that are open at
-            the end. Otherwise such transactions are an error, because `cut` ends before them.
+        undecided: `abort` appends abort markers for transactions that are open at the end. With
+            other values, open transactions are an error: `cut` has planned an earlier end.
 
     Attributes:
         files: Size of each written file, by its final name.
@@ -488,9 +488,9 @@ class PartitionWriter:
     def _downloads(
         self, source: SegmentSource, ranges: Sequence[SegmentRange]
     ) -> Generator[tuple[SegmentRange, Path]]:
-        """Yields each range with the downloaded file of its segment. A thread downloads and syncs
-        the next segment while the caller checks the current one. Close the generator to wait for
-        the thread.
+        """Yields each range with the downloaded file of its segment. A thread downloads the next
+        segment while the caller checks the current one. To stop early, close the generator; this
+        waits for the thread.
         """
 
         def download(number: int) -> Path:
@@ -598,7 +598,7 @@ class PartitionWriter:
 
     def _scan(self, file: BinaryIO, base: int, side_files: RebuiltSideFiles) -> int:
         """Checks all batches of a segment and adds them to the side files. Returns one past the
-        last offset.
+        last offset of the segment.
         """
         size, end = _size(file), base
         scanner = BatchScanner(size, max_batch_bytes=max(size, HEADER_SIZE))
@@ -621,7 +621,7 @@ class PartitionWriter:
         side_files: RebuiltSideFiles,
     ) -> int:
         """Checks batches and adds them to the side files. `end` is one past the last offset before
-        them. Returns one past their last offset.
+        the batches. Returns one past their last offset.
         """
         if not len(table):
             return end

@@ -41,14 +41,14 @@ def backfill(
     topic_options: Mapping[str, Options] = MappingProxyType({}),
     **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:
-    """Writes the records of topics to a table; a later run, also after a kill, adds only the rest.
+    """Writes the records of topics to a table. A later run adds only records that are missing.
 
     Args:
         spark: Session that runs the tasks; `None` for local processes.
         source: Options of `spark.read.format("tiered-kafka")`.
-        target: A folder, `s3://…`, or Iceberg's `namespace.table`. `{topic}`: a table per topic.
+        target: A folder, `s3://…` or Iceberg's `namespace.table`; `{topic}`: a table per topic.
         progress: True to show the progress on stderr. Ignored with `follow`.
-        topic_options: With `{topic}`: by topic, options such as `value.format`.
+        topic_options: With `{topic}` in `target`, options of single topics, by topic.
         table_format: `parquet` (default), `delta` or `iceberg`.
         partition_by: Columns, fields, or times: `hour(timestamp)`, `date(timestamp, Asia/Tokyo)`.
         transform: A picklable, deterministic function from a record batch to a record batch or

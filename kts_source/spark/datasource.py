@@ -149,12 +149,12 @@ def columns_of(
                 f"the schema has column {field.name!r}; write its name as {name!r}"
             )
         if name in columns:
-            raise InvalidOptionError(f"the schema has column {name!r} more than once")
+            raise InvalidOptionError(f"the schema has column {name!r} more than once: remove one")
         expected = types_of[name]
         if field.dataType != expected:
             raise InvalidOptionError(
                 f"column {name!r} has type {expected.simpleString()}, but the schema has type"
-                f" {field.dataType.simpleString()}"
+                f" {field.dataType.simpleString()}: use the type of the column"
             )
         if not field.nullable:
             raise InvalidOptionError(
@@ -162,7 +162,7 @@ def columns_of(
             )
         columns.append(name)
     if not columns:
-        raise InvalidOptionError("the schema has no columns")
+        raise InvalidOptionError("the schema has no columns: add at least one")
     return tuple(columns)
 
 

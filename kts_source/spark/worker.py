@@ -78,13 +78,13 @@ _NO_MEMORY: Final = "failed to map segment", "cannot allocate memory", "can't st
 
 @contextmanager
 def explained_memory() -> Iterator[None]:
-    """Replaces errors that the `with` block raises because of a limit of the address space.
+    """Raises `WorkerMemoryError` instead of errors that a limit of the address space causes.
 
     Spark limits the address space of a worker to `spark.executor.pyspark.memory`. Shared libraries
     and stacks of threads count, too, so the first failure is often an import.
 
     Raises:
-        WorkerMemoryError: The limit is too low. The message names the setting and a value.
+        WorkerMemoryError: The limit is too low. The message names the setting and the value to set.
     """
     try:
         yield
@@ -103,7 +103,7 @@ def explained_memory() -> Iterator[None]:
 
 
 def _address_space_mib() -> int | None:
-    """Returns the limit of the address space of this process; `None` if it is unlimited."""
+    """Returns the limit of this process's address space in MiB; `None` if there is no limit."""
     try:
         import resource
     except ImportError:  # Windows
@@ -113,7 +113,7 @@ def _address_space_mib() -> int | None:
 
 
 def _memory_setting() -> tuple[str, str]:
-    """Returns the name of what limits this process, and advice."""
+    """Returns the name of the setting that limits the address space, and how to change it."""
     if "PYSPARK_PLANNER_MEMORY_MB" in os.environ:
         name = "spark.sql.planner.pythonExecution.memory"
         return name, f"Set {name} to at least {_NEEDED_MIB}m, or leave it unset"

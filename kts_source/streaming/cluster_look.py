@@ -40,7 +40,7 @@ from kts_source.planning.segment_catalog import PLANNING_THREADS
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.streaming.checks import remaining_bounds, report_undecided
-from kts_source.streaming.lag import PartitionLag
+from kts_source.streaming.lag import BROKERS, PartitionLag
 from kts_source.streaming.look import (
     NewerTopic,
     PendingSegment,
@@ -400,6 +400,7 @@ class ClusterLooker:
         self.tier = open_tier(options)
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
         self._current = _ClusterAndTier(self._options, settings, self.tier)
+        self.waits_for: str | None = None
         self._is_seen = False  # True if a look has returned the current state of the cluster
         self._replayed: _ClusterAndTier | None = None
         self._tier_alone: Looker | None = None
@@ -424,6 +425,7 @@ class ClusterLooker:
             DataLossError: The cluster no longer has a topic that the stream has read from.
             BrokerError: Brokers reject the requests or do not respond.
         """
+        self.waits_for = None
         try:
             # If this snapshot fails later, the next call must not return the previous snapshot.
             is_new = self._current.renew(_unread(position, before or {}), _counts(position))
@@ -431,6 +433,7 @@ class ClusterLooker:
         except TopicNotFoundError as error:
             if self._options.fail_on_data_loss or not position.topics:
                 raise
+            self.waits_for = BROKERS
             log.warning("waiting for topics that existed before: %s", error)
             self._current.close()
             return {}

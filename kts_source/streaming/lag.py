@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kts_source.streaming.offsets import TopicPartition
+
+BROKERS: Final = "brokers"
+REGISTRY: Final = "registry"
+STORE: Final = "store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,14 @@ class LagAge:
 
     Attributes:
         as_of_ms: Time at which the ends of the logs were requested last with success, in ms since
-            the epoch.
-        is_stale: True if a later request failed. The lag then compares with the last known ends,
-            and the real lag is probably larger.
+            the epoch; `None` if no request succeeded.
+        is_stale: True if a later request failed, or found no tier or no topic any more. The lag
+            then compares with the last known ends, and the real lag is probably larger.
         waiting_for: The service for which the stream waits: `brokers`, `store` or `registry`;
             `None` if it does not wait for one.
     """
 
-    as_of_ms: int
+    as_of_ms: int | None
     is_stale: bool
     waiting_for: str | None
 
@@ -92,9 +96,9 @@ class StreamLag:
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
             if all records were read or the timestamp is unknown.
         as_of_ms: Time of the last successful request for the ends of the logs, in ms since the
-            epoch; `None` in events of older versions.
-        stale: True if a later request failed. Then the lag compares with the last known ends, and
-            the real lag is probably larger.
+            epoch; `None` if no request succeeded, and in events of older versions.
+        stale: True if a later request failed, or found no tier or no topic any more. Then the lag
+            compares with the last known ends, and the real lag is probably larger.
         waiting_for: The service for which the stream waits: `brokers`, `store` or `registry`;
             `None` if it does not wait for one.
     """

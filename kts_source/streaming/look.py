@@ -161,11 +161,14 @@ class Looker(Protocol):
         tier: The tier with the segments of these topics.
         pool: Threads that plan partitions concurrently.
         interval_ms: Minimum time between two snapshots, in milliseconds.
+        waits_for: `store` or `brokers` if the last snapshot is empty because this service no longer
+            has the tier or the topics that the stream has read; otherwise `None`.
     """
 
     tier: Tier
     pool: ThreadPoolExecutor
     interval_ms: int
+    waits_for: str | None
 
     def close(self) -> None:
         """Closes the connections and stops the threads."""

@@ -46,7 +46,7 @@ from kts_source.planning.tier_source import layout_of, open_tier_log
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.object_store import key_order
 from kts_source.streaming.checks import remaining_bounds, report_gone, report_undecided
-from kts_source.streaming.lag import PartitionLag
+from kts_source.streaming.lag import STORE, PartitionLag
 from kts_source.streaming.look import NewerTopic, PendingSegment, TopicLook, segment_order
 from kts_source.texts import some
 from kts_source.tier import open_tier
@@ -262,6 +262,7 @@ class TierLooker:
         self.tier = open_tier(options)
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
+        self.waits_for: str | None = None
         self._listings: ListingMemory | None = None
         layout = layout_of(options)
         if self.tier.store.lists_in_pages and isinstance(layout, NamingLayout):
@@ -353,6 +354,7 @@ class TierLooker:
     def _incarnations(
         self, position: StreamPosition, catalog: SegmentCatalog
     ) -> Mapping[str, Sequence[TopicFolder]]:
+        self.waits_for = None
         try:
             folders = incarnations(self._options, catalog, position.topics.keys())
         except TopicNotFoundError as error:
@@ -362,6 +364,7 @@ class TierLooker:
         except TierNotFoundError as error:
             if not position.topics:
                 raise
+            self.waits_for = STORE
             log.warning("waiting for topics that existed before: %s", error)
         else:
             for topic in self._options.selection.wanted(position.topics):

@@ -42,7 +42,7 @@ from kts_source.streaming.checks import (
     report_unread,
     resumed_offset,
 )
-from kts_source.streaming.lag import LagAge, age_to_json, lag_to_json
+from kts_source.streaming.lag import BROKERS, REGISTRY, STORE, LagAge, age_to_json, lag_to_json
 from kts_source.streaming.look import at_position
 from kts_source.streaming.offsets import (
     StreamPosition,
@@ -322,6 +322,7 @@ class TierStream:
         self._clock = clock
         self._looker = _looker(self._options, clock)
         self._look: Look | None = None
+        self._lag_look: Look | None = None  # the last look that found the tier and topics
         self._has_answered = False
         self._asked_at = self._batch_at = float("-inf")
         self._hole_seen_at: dict[tuple[str, int, int], float] = {}
@@ -335,7 +336,7 @@ class TierStream:
         self._has_failed = False
         self._has_small_batches = False
         self._waiting_for: str | None = None
-        self._looked_at_ms = 0
+        self._looked_at_ms: int | None = None
         self._is_stale = False
         self._is_noted = False
 
@@ -377,7 +378,7 @@ class TierStream:
             self._answered = position
             return position
         if not self._has_failed:
-            self._waiting_for = None
+            self._waiting_for = self._looker.waits_for
         self._has_answered = True
         self._answered = end
         return end
@@ -386,19 +387,20 @@ class TierStream:
         """Returns the lag at the position that `next` returned last; `None` before the first call
         of `next`. Sends no listing requests.
 
-        During an outage, the lag compares with the last known ends and is marked as stale.
+        During an outage, or after the tier has disappeared, the lag compares with the last known
+        ends and is marked as stale.
 
         Raises:
             TieredKafkaError: The lag cannot be computed, and no earlier lag is known.
         """
-        look, position = self._look, self._answered
+        look, position = self._look if self._lag_look is None else self._lag_look, self._answered
         if look is None or position is None:
             return None
         try:
             lag = self._lag_at(look, position)
         except TieredKafkaError as error:
             # The ends are known, but brokers or the store do not describe the unread offsets.
-            if self._lag is None or not error.retriable:
+            if self._lag is None or not (error.retriable or self._is_stale):
                 raise
             age = LagAge(self._looked_at_ms, True, _failed_service(error))
             return {**self._lag[2], **age_to_json(age)}
@@ -489,7 +491,9 @@ class TierStream:
                 self._look = self._looker.look(position, self._look)
             finally:
                 self._asked_at = self._clock()
-            self._looked_at_ms, self._is_stale = round(self._asked_at * 1000), False
+            self._is_stale = self._looker.waits_for is not None
+            if not self._is_stale:
+                self._looked_at_ms, self._lag_look = round(self._asked_at * 1000), self._look
         self._look = at_position(self._look, position)
         return self._look
 
@@ -570,7 +574,7 @@ class TierStream:
         return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
 
     def _note_small_batches(self, pending: Sequence[PendingPartition]) -> None:
-        """Warns once if `maxOffsetsPerTrigger` makes many micro-batches of few rows."""
+        """Warns once if `maxOffsetsPerTrigger` splits the unread offsets into many tiny batches."""
         limit = self._options.stream.max_offsets
         unread = [each.stop - each.start for each in pending if each.stop > each.start]
         if limit is None or limit >= _SMALL_SHARE * len(unread) or self._has_small_batches:
@@ -697,10 +701,10 @@ def _with_retries(attempt: Callable[[], _Result]) -> _Result:
 
 
 def _failed_service(error: TieredKafkaError) -> str:
-    """Returns the service that failed: `brokers`, `registry` or `store`."""
+    """Returns the service that failed."""
     if isinstance(error, BrokerError):
-        return "brokers"
-    return "registry" if isinstance(error, RegistryError) else "store"
+        return BROKERS
+    return REGISTRY if isinstance(error, RegistryError) else STORE
 
 
 def _looker(options: ScanOptions, clock: Callable[[], float]) -> Looker:

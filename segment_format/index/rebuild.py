@@ -100,13 +100,15 @@ class RebuiltSideFiles:
         )
 
     def apply(self, header: RecordBatchHeader, marker: ControlRecordType | None) -> None:
-        """Applies the transactional or control batch that the next `add_entry` adds."""
+        """Updates the open and aborted transactions with a transactional or control batch. Call it
+        before `add_entry` of the batch.
+        """
         self._transactions.apply(header, marker)
 
     def add_entry(
         self, position: int, base_offset: int, last_offset: int, max_timestamp: int, epoch: int
     ) -> None:
-        """Adds the index entries of the next batch of the segment."""
+        """Adds the next batch to the offset index, the time index and the leader epochs."""
         if max_timestamp > self.max_timestamp:
             self.max_timestamp, self._max_offset = max_timestamp, last_offset
         if position - self._last_position >= self._interval:

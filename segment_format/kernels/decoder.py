@@ -565,8 +565,8 @@ class RecordDecoder:
             )
 
     def _is_followed_batch(self, view: memoryview) -> bool:
-        """Makes the check of `_is_followed` for a batch of magic 2 that ends the decoding. Returns
-        False if the check needs more bytes than the window has.
+        """Calls `_is_followed` for a batch of magic 2 that ends the decoding, and returns its
+        result.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
@@ -576,10 +576,10 @@ class RecordDecoder:
         return self._is_followed(view, stop, header.last_offset)
 
     def _is_followed(self, view: memoryview, stop: Entry, last_offset: int) -> bool:
-        """If offsets are missing before the stop offset, checks that the entry after `stop` begins
-        after `last_offset`, the last offset of `stop`. `stop` is the entry that ends the decoding.
-        Returns False if the check needs more bytes than the window has. Raises `CorruptRecordError`
-        if the offsets do not ascend.
+        """Checks the entry after `stop`, the entry that ends the decoding. If offsets are missing
+        before the stop offset, the entry must begin after `last_offset`, the last offset of `stop`.
+        If it begins earlier, raises `CorruptRecordError`. Returns False if the check needs more
+        bytes than the window has, otherwise True.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:

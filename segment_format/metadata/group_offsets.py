@@ -95,9 +95,9 @@ def parse_group_value(data: BytesLike) -> CommittedOffset:
 def committed_offsets(batches: Iterable[DecodedBatch]) -> dict[GroupPartition, CommittedOffset]:
     """Returns the last committed offsets, sorted by group, topic and partition.
 
-    Like a group coordinator, it applies the offsets of a transaction when the transaction commits,
-    except those that were replaced in the meantime. It drops the offsets of transactions that were
-    aborted, or whose end is not in the log.
+    Works like a group coordinator. The offsets of a transaction apply when the transaction commits,
+    unless a later record of the same group and partition replaced them before. Offsets of aborted
+    and unfinished transactions are dropped.
 
     Args:
         batches: All batches of one partition of `__consumer_offsets`, in the order of offsets.

@@ -287,10 +287,10 @@ def _require_plausible(
 
 def _require_overlap(first: int, last: int, walk: _Walk, next_base: int, entry: Entry) -> None:
     """Checks a last batch that follows a gap and ends at or above the start of the next segment.
-    Raises `CorruptRecordError` if the batch would be between the previous batch and that start with
-    one bit of its base offset flipped.
+    Raises `CorruptRecordError` if flipping one bit of the base offset would move the batch into the
+    gap before the next segment.
 
-    Segments of different leaders may overlap, but then the overlap does not begin with a gap.
+    Segments of different leaders may overlap, but no gap precedes such an overlap.
     """
     for bit in range(63):
         moved = (entry.offset ^ (1 << bit)) - entry.offset

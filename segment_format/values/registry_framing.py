@@ -44,11 +44,10 @@ TOO_SHORT: Final = (
     f"the value is shorter than the {CONFLUENT_HEADER} bytes of byte 0 and a schema id"
 )
 ID_0: Final = (
-    "the value has schema id 0, which no registry assigns. Apicurio's serializers write ids of 8"
-    " bytes, there or in the record's headers, unless they are configured with"
-    " apicurio.registry.headers.enabled = false,"
-    " apicurio.registry.id-handler = io.apicurio.registry.serde.Legacy4ByteIdHandler and"
-    " apicurio.registry.use-id = contentId"
+    "the value has schema id 0, which no registry assigns. Apicurio writes ids of 8 bytes, there or"
+    " in headers, unless apicurio.registry.headers.enabled=false,"
+    " apicurio.registry.use-id=contentId and"
+    " apicurio.registry.id-handler=io.apicurio.registry.serde.Legacy4ByteIdHandler"
 )
 _CONFLUENT_REASONS: Final = {_TOO_SHORT: TOO_SHORT, _NO_MAGIC: NO_MAGIC, _ID_0: ID_0}
 

@@ -27,7 +27,7 @@ def shown(value: object) -> list[str]:
     return str(value).splitlines()
 
 
-def test_long_text_is_cut_after_a_word_and_says_how_much_is_missing() -> None:
+def test_long_text_ends_after_a_word_with_the_number_of_missing_characters() -> None:
     text = "word " * 100
     shown_text, _, rest = one_line(text).partition(" … ")
     assert set(shown_text.split(" ")) == {"word"}

@@ -1,4 +1,4 @@
-"""Tests worker processes that are started from a script."""
+"""Tests worker processes of a script with and without a main guard."""
 
 from __future__ import annotations
 

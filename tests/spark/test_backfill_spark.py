@@ -67,7 +67,7 @@ def test_spark_reads_exported_parquet(spark: SparkSession, tmp_path: Path) -> No
         assert_same_rows(rows, expected)
 
 
-def test_topics_have_tables_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_topic_is_exported_into_its_own_table(spark: SparkSession, tmp_path: Path) -> None:
     topics = ("epochs", "txn")
     report = backfill(
         spark, source=tier_options(topics), target=tmp_path / "{topic}", progress=False

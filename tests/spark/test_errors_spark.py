@@ -35,7 +35,7 @@ def load(spark: SparkSession, **options: str) -> DataFrame:
     [
         ({"subscribe": "codecs"}, "'path' is missing"),
         ({"path": str(TIER), "subscrib": "codecs"}, "did you mean 'subscribe'"),
-        ({"path": str(TIER), "subscribe": "a", "subscribePattern": "b"}, "only one of"),
+        ({"path": str(TIER), "subscribe": "a", "subscribePattern": "b"}, "exactly one of"),
     ],
 )
 def test_invalid_options_raise_at_load(

@@ -1,4 +1,4 @@
-"""Tests the error of workers whose address space is limited too tightly."""
+"""Tests the error of workers whose limit of address space is too low."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ spark.stop()
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretends that the address space is limited, without a limit for the test process."""
+    """Makes the worker see a limit of 512 MiB, although the test process has no limit."""
     monkeypatch.setattr(worker, "_address_space_mib", lambda: 512)
     for name in ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB"):
         monkeypatch.delenv(name, raising=False)
@@ -72,7 +72,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("limited")
-def test_memory_error_names_the_setting_and_an_amount(
+def test_memory_error_names_the_setting_and_a_sufficient_value(
     monkeypatch: pytest.MonkeyPatch, error: Exception, variable: str, setting: str
 ) -> None:
     monkeypatch.setenv(variable, "512")
@@ -85,7 +85,7 @@ def test_memory_error_names_the_setting_and_an_amount(
 
 
 @pytest.mark.usefixtures("limited")
-def test_memory_error_behind_a_store_error_is_explained() -> None:
+def test_store_error_caused_by_a_memory_error_is_explained() -> None:
     with pytest.raises(WorkerMemoryError, match="no answer"), explained_memory():
         raise StoreUnavailableError("no answer") from RuntimeError("can't start new thread")
 

@@ -459,7 +459,9 @@ def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
         elif name == "s3.force-virtual-addressing":
             options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = value.strip().lower()
         elif name not in ("s3.connect-timeout", "s3.request-timeout"):
-            raise InvalidOptionError(f"option {name} cannot be used with a Delta table on S3")
+            raise InvalidOptionError(
+                f"option {name} is not supported for a Delta table on S3: remove it"
+            )
     if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
         options["AWS_ALLOW_HTTP"] = "true"
     return options

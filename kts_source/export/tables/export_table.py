@@ -198,7 +198,7 @@ class Commit:
 
 
 def other_format_error(present: str, wanted: str, uri: str) -> UnsupportedTargetError:
-    """Returns the error for a target that has a table of another format."""
+    """Returns the error for a target whose table has the format `present`, not `wanted`."""
     return UnsupportedTargetError(
         f"the target has a table of format {present}, but the export writes {wanted}: all rows"
         f" would be written again. Set table_format={present}, or export into another folder",

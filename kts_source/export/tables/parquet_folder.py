@@ -357,7 +357,7 @@ def _key(number: int, kind: str) -> str:
 
 
 def _format_of(key: str) -> str:
-    """Returns the table format to which a file of metadata belongs; empty for other files."""
+    """Returns the table format that writes metadata files with this key; empty if none does."""
     if key.startswith("_delta_log/"):
         return DELTA
     is_iceberg = key.startswith("metadata/") and key.endswith(".metadata.json")

@@ -131,7 +131,9 @@ def require_create(target: TargetStore) -> None:
         raise
     except OSError as error:
         raise UnsupportedTargetError(
-            f"cannot create files atomically: {error.strerror}", uri=target.uri("")
+            f"commits need a file system that creates files atomically: {error.strerror}. Export"
+            " into another folder",
+            uri=target.uri(""),
         ) from error
     finally:
         target.delete(probe)

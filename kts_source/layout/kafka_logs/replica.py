@@ -221,9 +221,9 @@ class Recovery:
     def _base_offset_error(
         self, number: int, stop: int, size: int, *, is_clean: bool
     ) -> SegmentFormatError | None:
-        """Returns an error if the base offset of the log's last batch, which no checksum covers,
-        seems to be wrong. Returns `None` if it is plausible, if a checkpoint or snapshot confirms
-        it, or if the log was compacted.
+        """Returns an error if the base offset of the log's last batch seems to be wrong; no
+        checksum covers this offset. Returns `None` if it is plausible, if a checkpoint or snapshot
+        confirms the log's end, or if the log was compacted.
 
         Args:
             number: Number of the last segment.

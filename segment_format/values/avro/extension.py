@@ -26,8 +26,8 @@ def extended(reader: Schema, writer: Schema) -> Schema:
     """Returns the reader's schema with the fields that only the writer's schema has, at any depth.
 
     New fields are added after the existing fields of their record. Their type is a union with null,
-    and their default is null. Existing fields keep their types. Of unions, only a union of null and
-    one type is extended.
+    and their default is null. Existing fields keep their types. A union is extended only if it
+    consists of null and one other type.
     """
     if isinstance(writer, Union):
         inner = non_null(writer)
@@ -48,8 +48,8 @@ def extended(reader: Schema, writer: Schema) -> Schema:
 
 
 def non_null(schema: Schema) -> Schema | None:
-    """Returns the type of a nullable value without null. Returns `None` for a union of several
-    other types.
+    """Returns the type other than null in a union with null, and other types unchanged. Returns
+    `None` for a union with two or more types other than null.
     """
     if not isinstance(schema, Union):
         return schema

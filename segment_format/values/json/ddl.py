@@ -360,14 +360,16 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
 
 
 class TypeInference:
-    """Infers the common type of parsed JSON values that are added one by one; see `infer`."""
+    """Infers the common type of parsed JSON values, by the rules of `infer`."""
 
     def __init__(self) -> None:
         self._root = _SampleValues("")
         self._fields = [0]
 
     def add(self, value: object) -> None:
-        """Adds a value. Raises ValueError if it conflicts with earlier values."""
+        """Adds a value. Raises `ValueError` if it conflicts with earlier values, or if there are
+        too many fields or levels.
+        """
         _add_value(self._root, value, self._fields, 0)
 
     @property

@@ -75,7 +75,7 @@ def test_cat_without_topic_lists_topics_of_the_tier(capsys: pytest.CaptureFixtur
     assert "txn" in error
 
 
-def test_unknown_partition_is_an_error_that_names_existing_ones(
+def test_unknown_partition_is_an_error_that_names_existing_partitions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["cat", *WHERE, "txn", "-p", "7"]) == 1
@@ -115,13 +115,13 @@ def test_starting_timestamp_after_newest_record_is_an_invalid_option(
     assert "from 2023-11-14T22:13:20.000+00:00. Set" in error
 
 
-def test_since_without_newer_matches_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_since_without_matching_records_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cat", *WHERE, "epochs", "--since", "2020-01-01", "--where", "offset < 0"]) == 0
     assert capsys.readouterr().err == "no records\n"
 
 
 @pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "--since must")])
-def test_invalid_since_is_an_error_that_names_since(
+def test_invalid_since_is_an_error_that_names_the_flag(
     capsys: pytest.CaptureFixture[str], since: str, error: str
 ) -> None:
     assert main(["cat", *WHERE, "txn", "--since", since]) == 2

@@ -180,8 +180,8 @@ def test_find_refuses_key_file_with_ambiguous_content(
 
 
 def write_formats(folder: Path) -> list[str]:
-    """Writes a topic of JSON with a malformed value at offset 7, and a topic of Avro. All records
-    have key k. Returns the arguments of a search that decodes JSON.
+    """Writes a JSON topic, whose value at offset 7 is malformed, and an Avro topic. Returns the
+    arguments of a search that decodes JSON.
     """
     json_values: list[bytes | None] = [b'{"a":%d}' % n for n in range(10)]
     json_values[7] = b'{"a":'
@@ -215,7 +215,7 @@ def test_find_prints_stored_bytes_of_values_that_cannot_be_decoded(
     assert "NOT SEARCHED" not in err
 
 
-def test_find_by_field_names_only_the_records_that_cannot_be_decoded(
+def test_find_by_field_lists_exactly_the_undecodable_records_as_unread(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = [*write_formats(tmp_path / "tier"), "--value-schema", "a int"]
@@ -236,7 +236,7 @@ def test_find_by_field_names_only_the_records_that_cannot_be_decoded(
     assert "offset 7: value: " in unread[1]["reason"]
 
 
-def test_find_reports_a_missing_segment_once_and_in_full(
+def test_find_reports_a_missing_segment_once_without_shortening(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
@@ -246,7 +246,7 @@ def test_find_reports_a_missing_segment_once_and_in_full(
     assert code == 3
     assert offsets
     assert err.count(f"[{BASES[1]}, {BASES[2]})") == 1
-    assert err.count(f"{BASES[1]:020d}") == 2  # its manifest and its indexes
+    assert err.count(f"{BASES[1]:020d}") == 2  # the names of its manifest and of its indexes
     assert "…" not in err
     assert json.loads(proof.read_text())["faults"] == []
 

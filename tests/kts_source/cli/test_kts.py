@@ -382,7 +382,7 @@ def test_flags_and_source_options_of_a_command_have_distinct_names(name: str) ->
 
 
 @pytest.mark.parametrize("target", ["file", "file/lake"])
-def test_export_to_a_file_is_an_invalid_option(
+def test_export_into_a_file_exits_with_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, target: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -399,7 +399,7 @@ def test_iceberg_table_without_catalog_names_the_flag(capsys: pytest.CaptureFixt
     assert "--table-format iceberg needs --catalog NAME=VALUE" in error
 
 
-def test_misspelled_command_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelled_command_suggests_a_similar_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verfy", str(TIER)]) == 2
     assert "Did you mean 'verify'?" in capsys.readouterr().err
 
@@ -417,7 +417,7 @@ def test_full_disk_is_an_error_without_traceback() -> None:
     ("command", "flag"),
     [("find", "--certificate"), ("report", "--output"), ("audit", "--report")],
 )
-def test_output_in_a_missing_folder_fails_before_the_work(
+def test_output_in_a_missing_folder_fails_before_the_command_works(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, flag: str
 ) -> None:
     file = tmp_path / "missing" / "file"

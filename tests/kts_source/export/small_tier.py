@@ -23,15 +23,21 @@ class SmallTier:
     """A tier with one partition. Each segment has ten records, whose timestamps differ by 1 s.
 
     Attributes:
+        topic_id: Id of the topic; by default a random one.
         keys: Keys of the objects of each segment.
     """
 
     root: Path
+    partition: int = 0
+    topic_id: str | None = None
     keys: list[tuple[str, ...]] = field(default_factory=list)
     _log: LogBuilder = field(default_factory=LogBuilder)
 
     def __post_init__(self) -> None:
-        self._writer = AivenTierWriter(str(self.root), topic=TOPIC, partition=0)
+        self._writer = AivenTierWriter(
+            str(self.root), topic=TOPIC, partition=self.partition, topic_id=self.topic_id
+        )
+        self.topic_id = self._writer.topic_id
 
     def grow(self, segments: int, key: bytes = b"k") -> SmallTier:
         """Adds `segments` segments. All their records have the key `key`."""

@@ -1,4 +1,4 @@
-"""Tests exports of several topics with a table per topic: `lake/{topic}`."""
+"""Tests exports with a table per topic, as for the target `lake/{topic}`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"clicks": JSON, "orders": AVRO}
 
 @pytest.fixture
 def tier(tmp_path: Path) -> dict[str, str]:
-    """Writes topics of JSON, Avro and text values. Returns the options that read all of them."""
+    """Writes three topics, with values in JSON, Avro and text. Returns options that read them."""
     topics: dict[str, list[bytes | None]] = {
         "clicks": [b'{"id": %d}' % n for n in range(12)],
         "orders": [avro(n) for n in range(15)],
@@ -67,7 +67,9 @@ def values_in(folder: Path) -> list[Any]:
     return list(table["value"].to_pylist())
 
 
-def test_each_topic_has_its_table_and_format(tier: dict[str, str], tmp_path: Path) -> None:
+def test_each_topic_is_exported_into_its_table_with_its_format(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
     report = run(tier, tmp_path)
     lake = tmp_path / "lake"
     assert values_in(lake / "clicks") == [{"id": n} for n in range(12)]
@@ -84,7 +86,7 @@ def test_each_topic_has_its_table_and_format(tier: dict[str, str], tmp_path: Pat
     assert run(tier, tmp_path).rows == 0
 
 
-def test_failing_topic_does_not_stop_the_others(tier: dict[str, str], tmp_path: Path) -> None:
+def test_other_topics_are_exported_if_a_topic_fails(tier: dict[str, str], tmp_path: Path) -> None:
     wrong = OPTIONS | {"clicks": {"value.format": "json", "value.schema": "id string"}}
     with pytest.raises(TopicsFailedError, match=r"1 of 3 topics.*clicks: the value does") as raised:
         run(tier, tmp_path, topic_options=wrong)
@@ -96,7 +98,7 @@ def test_failing_topic_does_not_stop_the_others(tier: dict[str, str], tmp_path: 
     assert [table.rows for table in run(tier, tmp_path).tables] == [12, 0, 0]
 
 
-def test_error_is_retriable_if_all_of_its_errors_are() -> None:
+def test_topics_failed_error_is_retriable_if_all_topic_errors_are() -> None:
     outage, loss = StoreUnavailableError("down"), DataLossError("lost")
     for errors, expected in (({"a": outage}, True), ({"a": outage, "b": loss}, False)):
         error = TopicsFailedError("text", errors=errors)
@@ -119,7 +121,7 @@ def test_metrics_have_samples_of_each_topic() -> None:
     assert report.to_prometheus().count("lake/a") == done.to_prometheus().count("lake/a")
 
 
-def test_options_of_a_topic_replace_those_of_all_topics(tmp_path: Path) -> None:
+def test_options_of_a_topic_replace_options_of_the_source(tmp_path: Path) -> None:
     source = {
         "path": str(tmp_path),
         "assign": '{"a": [0, 1], "b": [2], "c": [3]}',
@@ -148,7 +150,7 @@ def test_options_of_a_topic_replace_those_of_all_topics(tmp_path: Path) -> None:
     }
 
 
-def test_schemas_are_the_latest_of_the_subjects_of_the_topics(
+def test_each_topic_uses_the_latest_schema_of_its_subject(
     tier: dict[str, str], tmp_path: Path
 ) -> None:
     def latest(schema_id: int, kind: str) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def test_schemas_are_the_latest_of_the_subjects_of_the_topics(
     assert (str(clicks.type), str(orders.type)) == ("struct<x: int32>", "struct<x: string>")
 
 
-def test_pattern_selects_the_topics_of_the_tier(tier: dict[str, str], tmp_path: Path) -> None:
+def test_subscribe_pattern_selects_topics_of_the_tier(tier: dict[str, str], tmp_path: Path) -> None:
     del tier["subscribe"]
     report = run(tier | {"subscribePattern": "s$"}, tmp_path)
     assert [table.target.rpartition("/")[2] for table in report.tables] == ["clicks", "orders"]
@@ -229,7 +231,7 @@ def test_command_prints_all_reports_and_names_the_failing_topic(
     assert "1 of 3 topics were not exported" in output.err
     assert "clicks: the value does not match" in output.err
     assert f'kts_export_success{{target="{tmp_path}/lake/clicks"}} 0' in metrics.read_text()
-    # All records are rejected: the exit code is that of the error.
+    # With dead letters, all records are rejected: exit code 4 of `RejectedRowsError`.
     assert main([*arguments, *bad, *letters]) == 4
     good = ["--topic-option", "clicks:value.schema=id bigint"]
     assert main([*arguments, *good, *letters, "--json"]) == 0

@@ -1,4 +1,4 @@
-"""Tests that fields which the schema of values lacks are reported, refused or added."""
+"""Tests that fields of values that the schema lacks are reported, refused or added."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def test_new_json_fields_are_reported_once_at_any_depth(
     expected = ["value.new", "value.at.hour", "value.tags.m", "value.more.y", "value.ID"]
     assert sorted(report.new_fields) == sorted(expected)
     assert len(warnings(caplog)) == len(expected)
+    assert 'kts_export_new_fields{target="' + lake.target + '"} 5\n' in report.to_prometheus()
 
 
 def test_export_fails_before_the_commit_if_new_fields_are_not_allowed(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_new_json_fields_are_added_in_the_wave_that_finds_them(
     table_format: str, tmp_path: Path
 ) -> None:
     values: list[Any] = [{"id": n, "at": {"day": n}, "more": {"k": {"x": n}}} for n in range(20)]
-    # A single row of a late segment has the fields, so a sample would miss them.
+    # Only one row has the new fields, so a sample of rows would miss them.
     values[13] |= {"at": {"day": 13, "hour": 7}, "city": "Bern", "more": {"k": {"x": 13, "y": 2.5}}}
     values[13]["list"] = [{"a": 1}]
     lake = Lake(tmp_path, table_format)
@@ -129,7 +130,7 @@ def test_new_json_fields_are_added_in_the_wave_that_finds_them(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_later_run_adds_fields_and_writes_those_of_the_table(
+def test_later_run_adds_fields_and_writes_fields_added_before(
     table_format: str, tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -146,12 +147,14 @@ def test_later_run_adds_fields_and_writes_those_of_the_table(
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_fields_of_a_new_writer_schema_are_added(
+def test_fields_of_a_new_avro_writer_schema_are_added(
     table_format: str, avro_topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
     report = lake.export(avro_topic, **ADD)
     assert (report.rows, list(report.added_fields), report.new_fields) == (20, ADDED, ())
+    figures = report.figures()
+    assert (figures["new_fields"], figures["added_fields"]) == (0, len(ADDED))
     rows = values_of(lake)
     assert [{name: value[name] for name in row(0)} for value in rows[10:]] == [
         row(number) for number in range(10, 20)
@@ -160,7 +163,7 @@ def test_fields_of_a_new_writer_schema_are_added(
     assert [value["day"] is None for value in rows] == [True] * 10 + [False] * 10
 
 
-def test_files_without_the_new_fields_are_deleted(tmp_path: Path) -> None:
+def test_files_that_tasks_wrote_without_new_fields_are_deleted(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     values = [{"id": n, "new": n} if n % 7 else {"id": "malformed"} for n in range(20)]
     topic = json_topic(tmp_path / "tier", values)
@@ -179,7 +182,7 @@ def test_files_without_the_new_fields_are_deleted(tmp_path: Path) -> None:
         ([1], ["text"], r"value\.new is int64 in some records and string in others"),
     ],
 )
-def test_field_with_different_types_is_an_error_that_names_it(
+def test_new_json_field_with_different_types_is_an_error_that_names_it(
     first: object, other: object, message: str, tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "delta")
@@ -192,14 +195,14 @@ def test_field_with_different_types_is_an_error_that_names_it(
     assert lake.read().num_rows == 0
 
 
-def test_integers_and_other_numbers_of_a_new_field_become_double(tmp_path: Path) -> None:
+def test_new_field_with_integers_and_fractions_becomes_double(tmp_path: Path) -> None:
     values = [{"id": n, "new": 1 if n < 10 else 1.5} for n in range(20)]
     lake = Lake(tmp_path, "delta")
     lake.export(json_topic(tmp_path / "tier", values), **ADD)
     assert [row["new"] for row in values_of(lake)] == [1.0] * 10 + [1.5] * 10
 
 
-def test_field_without_a_type_is_reported_and_not_added(
+def test_field_that_is_always_empty_is_reported_and_not_added(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lake = Lake(tmp_path, "delta")
@@ -211,30 +214,30 @@ def test_field_without_a_type_is_reported_and_not_added(
     assert "no record shows its type" in warnings(caplog)[0]
 
 
-def test_too_many_new_fields_are_an_error(tmp_path: Path) -> None:
+def test_more_than_100_new_fields_are_an_error(tmp_path: Path) -> None:
     values = [{"id": n, f"user-{n}": 1} for n in range(110)]
     topic = json_topic(tmp_path / "tier", values, maxSegmentsPerTask="20")
     with pytest.raises(SchemaChangedError, match=r"more than 100 fields .* declare a map"):
         Lake(tmp_path, "parquet").export(topic, **ADD)
 
 
-def test_added_field_that_tables_cannot_store_is_an_error(tmp_path: Path) -> None:
+def test_new_field_with_a_name_that_delta_rejects_is_an_error(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     with pytest.raises(InvalidOptionError, match="has the name 'a b'"):
         lake.export(json_topic(tmp_path / "tier", [{"id": 1, "a b": 1}]), **ADD)
 
 
-def test_add_is_refused_if_it_would_not_add_all_fields(tmp_path: Path) -> None:
+def test_on_new_fields_add_is_refused_with_selected_or_undecoded_fields(tmp_path: Path) -> None:
     topic = json_topic(tmp_path / "tier", [{"id": 1}])
     for options, message in (
         (topic | {"value.columns": "id"}, "'value.columns' selects some"),
-        ({"path": topic["path"], "subscribe": TOPIC}, "needs typed columns"),
+        ({"path": topic["path"], "subscribe": TOPIC}, "needs decoded keys or values"),
     ):
         with pytest.raises(InvalidOptionError, match=message):
             Lake(tmp_path, "delta").export(options, **ADD)
 
 
-def test_field_with_different_avro_types_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_new_avro_field_with_different_types_is_an_error_that_names_it(tmp_path: Path) -> None:
     def schema(*types: str) -> str:
         fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(types)]
         return json.dumps({"type": "record", "name": "R", "fields": fields})
@@ -255,7 +258,7 @@ def test_field_with_different_avro_types_is_an_error_that_names_it(tmp_path: Pat
     assert lake.read().num_rows == 0
 
 
-def test_schemas_of_new_fields_survive_the_text_of_a_report() -> None:
+def test_task_report_with_new_schemas_survives_a_round_trip() -> None:
     report = TaskReport(number=1, new_fields=("value.a",), new_schemas={"value": "a bigint"})
     assert TaskReport.from_text(report.to_text()) == report
 
@@ -273,14 +276,14 @@ DOCUMENTS = st.recursive(
 @example([{"more": {"any": {"y": None}}}])
 @example([{"tags": [[], {"m": []}]}])
 @example([None, {"id": 1 << 70}, {"ID": 1}])
-def test_fast_check_for_new_fields_never_misses_one(values: list[Any]) -> None:
+def test_arrow_check_finds_every_document_with_new_fields(values: list[Any]) -> None:
     texts = pa.array([None if v is None else json.dumps(v, indent=1).encode() for v in values])
     kind = parse_ddl(TYPES)
     expected = any(True for value in values for _ in _new_json_fields(value, kind, "value"))
     assert may_have_new_fields(texts.cast(pa.binary()), kind) or not expected
 
 
-def test_fast_check_accepts_values_without_new_fields() -> None:
+def test_arrow_check_finds_nothing_in_values_without_new_fields() -> None:
     value = {"id": 1, "at": {"day": 2}, "tags": [{"n": 1}], "more": {"a": {"x": 1}, "b": None}}
     texts = pa.array([json.dumps(value, indent=1).encode(), None, b"{}"], pa.binary())
     assert not may_have_new_fields(texts, parse_ddl(TYPES))

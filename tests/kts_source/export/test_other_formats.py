@@ -1,4 +1,4 @@
-"""Exports into a folder that has a table of another format."""
+"""Tests exports into a folder that has a table of another format."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +12,10 @@ from deltalake import DeltaTable
 
 from kts_source import metrics
 from kts_source.errors import InvalidOptionError
-from kts_source.export.report import empty_report
+from kts_source.export.report import add_reports, empty_report
 from tests.golden_data import partition_summaries
 from tests.kts_source.export.exporting import FORMATS, Lake, source
+from tests.kts_source.export.small_tier import T0, SmallTier, offset_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,8 +90,62 @@ def test_report_has_the_age_of_the_newest_record(tmp_path: Path) -> None:
     [(0, "0.0 hours"), (48, "48.0 hours"), (60, "2.5 days"), (43_830, "5.0 years")],
 )
 def test_unit_of_the_age_of_the_newest_record_depends_on_the_age(hours: int, age: str) -> None:
-    report = replace(empty_report("t", "parquet"), newest_ms=0, ended_ms=hours * 3_600_000)
+    report = dataclasses.replace(
+        empty_report("t", "parquet"), newest_ms=0, ended_ms=hours * 3_600_000
+    )
     assert report.freshness == f"the newest record of the tier is {age} old"
+
+
+def test_idle_run_reports_the_newest_record_of_a_tier_with_many_segments(tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(12)
+    lake = Lake(tmp_path, "parquet")
+    first = lake.export(tier.options())
+    idle = lake.export(tier.options())
+    assert (idle.rows, idle.commits) == (0, 0)
+    assert idle.newest_ms == first.newest_ms == T0 + 1000 * 119
+    assert idle.figures()["newest_record_timestamp_seconds"] == (T0 + 1000 * 119) / 1000
+    early = Lake(tmp_path / "early", "parquet").export(
+        tier.options(endingOffsets=offset_option(20))
+    )
+    assert early.newest_ms == first.newest_ms, "the run reads only the first segments"
+
+
+def test_idle_run_reports_the_newest_record_if_another_partition_is_damaged(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "tier"
+    damaged = SmallTier(root).grow(3)
+    healthy = SmallTier(root, partition=1, topic_id=damaged.topic_id).grow(12)
+    lake = Lake(tmp_path, "parquet")
+    options = healthy.options(failOnDataLoss="false")
+    first = lake.export(options)
+    (manifest,) = (key for key in damaged.keys[1] if key.endswith(".rsm-manifest"))
+    (root / manifest).unlink()
+    idle = lake.export(options)
+    assert idle.rows == 0
+    assert idle.newest_ms == first.newest_ms == T0 + 1000 * 119
+
+
+def test_unknown_time_of_the_newest_record_causes_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    (manifest,) = (tmp_path / "tier").rglob("*.rsm-manifest")
+    text = manifest.read_text()
+    assert f'"maxTimestampMs":{T0 + 9000}' in text
+    manifest.write_text(text.replace(f'"maxTimestampMs":{T0 + 9000}', '"maxTimestampMs":-1'))
+    report = Lake(tmp_path, "parquet").export(tier.options())
+    assert report.newest_ms is None
+    assert "newest_record_timestamp_seconds" not in report.figures()
+    (line,) = [line for line in lines_of(caplog) if "no time of the newest record" in line]
+    assert line.startswith(f"run {report.run_id}: ")
+
+
+def test_sum_of_reports_keeps_the_last_known_time_of_the_newest_record() -> None:
+    known = dataclasses.replace(empty_report("t", "parquet"), newest_ms=5)
+    unknown = empty_report("t", "parquet")
+    assert add_reports(known, unknown).newest_ms == 5
+    assert add_reports(unknown, known).newest_ms == 5
 
 
 def test_report_has_seconds_of_each_stage(tmp_path: Path) -> None:

@@ -104,9 +104,7 @@ def test_delta_and_iceberg_have_the_same_partition_names(tmp_path: Path, text: s
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_copy_of_a_column_or_field_has_the_name_of_the_user(
-    tmp_path: Path, table_format: str
-) -> None:
+def test_partition_column_has_the_name_after_as(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     options = write(tmp_path / "tier", [[avro(number) for number in range(9)]])
     fields = ["value.country as land", "partition as part"]
@@ -118,7 +116,7 @@ def test_copy_of_a_column_or_field_has_the_name_of_the_user(
     assert table["part"].to_pylist() == table["partition"].to_pylist() == [0] * 9
 
 
-def test_added_partition_column_must_not_exist(tmp_path: Path) -> None:
+def test_partition_column_with_the_name_of_a_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="already have one of this name"):
         Lake(tmp_path, "delta").export(source("timeline"), partition_by=["topic as key"])
 

@@ -145,11 +145,11 @@ def test_replay_accepts_assigned_partition_without_segments(
     source: dict[str, str], tmp_path: Path
 ) -> None:
     del source["subscribe"]
-    options = {**source, "assign": '{"t":[0,9]}'}
+    options = {**source, "assign": '{"t":[0,9]}', "failOnDataLoss": "false"}
     plan = write_plan(tmp_path, options)
     assert scan({**options, "planFile": plan}).num_rows == scan(options).num_rows > 0
     with pytest.raises(InvalidOptionError, match=r"'assign'.*'planFile'"):
-        kts_source.plan({**source, "assign": '{"t":[0,8]}', "planFile": plan})
+        kts_source.plan({**options, "assign": '{"t":[0,8]}', "planFile": plan})
 
 
 def test_replay_applies_columns_and_where(source: dict[str, str], tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Reads logs with compressed messages of format 0 and 1 whose offsets have a flipped bit.
 
-Such a message (a wrapper) states only its last offset, and no checksum covers this offset. A slice
-that ends before a wrapper must still notice that the wrapper's records overlap those of the slice.
+Such a message (a wrapper) states only its last offset, and no checksum covers this offset. If a
+slice ends before a wrapper, it must still detect that the wrapper's records overlap its own.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_wrapper_that_overlaps_the_previous_slice_raises(tmp_path: Path, layout:
         read_rows(tmp_path, layout, 90, 101, "200")
 
 
-def test_message_with_an_offset_of_the_previous_slice_raises_or_is_not_read(tmp_path: Path) -> None:
+def test_message_whose_offset_is_in_the_previous_slice_raises_or_is_skipped(tmp_path: Path) -> None:
     errors = []
     log = write_tier(tmp_path, "aiven", [6, 3, 5], [2, 1, 1], 0, codec="none", interval=150)
     data = bytearray(log.read_bytes())

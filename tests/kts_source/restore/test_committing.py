@@ -140,10 +140,10 @@ def test_commit_with_missing_rows_is_rejected_without_changes(restored: NewClust
 STEPS = ("verify_restore", "raise_producer_ids", "commit_offsets", "set_configs")
 
 
-def test_commit_resumes_after_crash_between_any_steps(
+def test_commit_resumes_after_a_crash_at_any_step(
     restored: NewCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Crashes before and after each step, once per run, and runs the commit again."""
+    """Crashes once before and once after each step, and runs the commit again each time."""
     configs = {"retention.ms": "86400000"}
     groups = {"readers": {"orders": {0: 3}}, "writers": {"orders": {0: 4}}}
     crashes = limit = passed = 0
@@ -182,4 +182,4 @@ def test_commit_resumes_after_crash_between_any_steps(
 
 
 class _CrashError(Exception):
-    """Raised to end a commit like a crash: the product has no handler for it."""
+    """Ends a commit like a crash, because no code catches it."""

@@ -140,18 +140,21 @@ def _transaction(builder: LogBuilder, producer: int) -> None:
     ("before", "cut"),
     [
         (("plain", 7, "plain", "commit", 8, "plain", 9), 4),
-        (("plain", 7, "plain", 8, 9, "commit", "plain"), 1),  # 7 ends after 9 began
+        # Transaction 7 ends after transaction 9 begins.
+        (("plain", 7, "plain", 8, 9, "commit", "plain"), 1),
         ((7, 9, "plain", "commit", 8), 0),
     ],
 )
-def test_cut_log_ends_where_no_transaction_is_open(
+def test_cut_log_ends_at_highest_offset_without_open_transaction(
     before: tuple[str | int, ...],
     cut: int,
     with_roll: bool,
     tmp_path: Path,
     cluster: NewCluster,
 ) -> None:
-    """Offset 0 is the first record of `before`; `commit` ends the transaction of producer 7."""
+    """`before` lists the batches of the log, one offset each: a plain record, a record of a
+    transaction of producer 7, 8 or 9, or the commit of producer 7.
+    """
     builder = LogBuilder(leader_epoch=2)
     for action in before:
         if action == "plain":
@@ -250,7 +253,7 @@ def test_write_of_invalid_batch_fails_and_leaves_partition_empty(
     at: int, problem: str, tmp_path: Path, cluster: NewCluster
 ) -> None:
     builder = LogBuilder(leader_epoch=2)
-    for _ in range(6):  # planning reads only batches after the last entry of the offset index
+    for _ in range(6):  # so that planning does not read the invalid batch
         builder.append([SimpleRecord(bytes(5000), b"key")])
     (files,) = builder.build().segments
     writer = LocalTierWriter(tmp_path / "tier", topic="orders")

@@ -418,7 +418,7 @@ def test_read_committed_replay_of_read_uncommitted_batch_raises_data_loss_error(
 
 
 @pytest.mark.parametrize(("limit", "is_small"), [("5", True), ("10", True), ("1000", False)])
-def test_limit_that_makes_tiny_batches_is_reported_once(
+def test_offset_limit_that_makes_tiny_batches_is_reported_once(
     caplog: pytest.LogCaptureFixture, limit: str, *, is_small: bool
 ) -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger=limit)

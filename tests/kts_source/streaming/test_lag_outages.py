@@ -16,11 +16,12 @@ from kts_source.streaming.cluster_look import BrokerLook, ClusterLooker
 from kts_source.streaming.offsets import TopicPartition
 from tests.golden_data import TIER
 from tests.kts_source.broker.fake_broker import FakeCluster
-from tests.kts_source.streaming.running import Checkpointed, Running
+from tests.kts_source.streaming.running import Checkpointed, GrowingTier, Running
 from tests.kts_source.streaming.test_cluster_polls import GrowingTopic, start_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 OUTAGE = BrokerUnavailableError("no broker answers")
 
@@ -86,6 +87,79 @@ def test_lag_during_an_outage_of_the_store_names_the_store() -> None:
         assert not stream.batch()
         during = lag_of(stream)
     assert (during.offsets, during.stale, during.waiting_for) == (unread, True, "store")
+    stream.close()
+
+
+def test_lag_is_stale_while_the_folder_of_the_tier_is_missing(tmp_path: Path) -> None:
+    tier = GrowingTier(tmp_path / "tier")
+    folder = tier.folder("txn")
+    tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "txn")
+    stream.all()
+    before = lag_of(stream)
+    assert (before.offsets, before.stale, before.waiting_for) == (0, False, None)
+    moved = tier.path.rename(tmp_path / "moved")
+    for _ in range(2):
+        stream.clock.seconds += 60
+        assert not stream.batch()
+        during = lag_of(stream)
+        assert (during.stale, during.waiting_for) == (True, "store")
+        assert during.as_of_ms == before.as_of_ms
+        assert during.partitions == before.partitions
+    moved.rename(tier.path)
+    assert not stream.batch()
+    after = lag_of(stream)
+    assert (after.stale, after.waiting_for) == (False, None)
+    assert after.as_of_ms == stream.clock.seconds * 1000
+    stream.close()
+
+
+def test_lag_of_unread_offsets_remains_known_while_the_folder_is_missing(tmp_path: Path) -> None:
+    tier = GrowingTier(tmp_path / "tier")
+    folder = tier.folder("txn")
+    tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "txn", maxSegmentsPerTrigger="1", failOnDataLoss="false")
+    assert stream.batch()
+    unread = lag_of(stream).offsets
+    assert unread > 0
+    tier.path.rename(tmp_path / "moved")
+    assert not stream.batch()
+    during = lag_of(stream)
+    assert (during.offsets, during.stale, during.waiting_for) == (unread, True, "store")
+    stream.close()
+
+
+def test_lag_of_restarted_stream_is_stale_if_the_folder_of_the_tier_is_missing(
+    tmp_path: Path,
+) -> None:
+    tier = GrowingTier(tmp_path / "tier")
+    folder = tier.folder("txn")
+    tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "txn")
+    stream.all()
+    tier.path.rename(tmp_path / "moved")
+    stream.start()
+    assert not stream.batch()
+    lag = lag_of(stream)
+    assert (lag.as_of_ms, lag.stale, lag.waiting_for) == (None, True, "store")
+    stream.close()
+
+
+def test_lag_is_stale_while_brokers_do_not_have_the_topic(brokers: FakeCluster) -> None:
+    GrowingTopic(brokers)
+    stream = start_stream(brokers, failOnDataLoss="false")
+    stream.all()
+    before = lag_of(stream)
+    deleted = brokers.topics.pop("t")
+    stream.clock.seconds += 60
+    assert not stream.batch()
+    during = lag_of(stream)
+    assert (during.stale, during.waiting_for) == (True, "brokers")
+    assert (during.as_of_ms, during.partitions) == (before.as_of_ms, before.partitions)
+    brokers.topics["t"] = deleted
+    stream.clock.seconds += 60
+    assert not stream.batch()
+    assert (lag_of(stream).stale, lag_of(stream).waiting_for) == (False, None)
     stream.close()
 
 

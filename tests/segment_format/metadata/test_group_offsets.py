@@ -99,7 +99,7 @@ def test_offsets_of_aborted_and_undecided_transactions_are_dropped() -> None:
     assert _offsets(builder) == {"g": 2, "h": 1, "i": 1, "j": 3}
 
 
-def test_offset_after_a_transactional_commit_is_not_replaced_by_its_marker() -> None:
+def test_transactional_offset_does_not_replace_a_later_plain_offset() -> None:
     builder = LogBuilder()
     builder.send(7, [_commit(2)])
     builder.append([_commit(3)])

@@ -314,7 +314,7 @@ def test_starting_timestamp_is_found_with_original_and_rebuilt_time_index(tmp_pa
 @pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize("end_of_log", ["false", "true"])
 @pytest.mark.parametrize("clean", [True, False])
-def test_flipped_bit_in_base_offset_of_last_batch_raises_data_loss_error(
+def test_flipped_bit_in_base_offset_of_last_batch_fails_the_read(
     tmp_path: Path, batches: int, end_of_log: str, *, clean: bool
 ) -> None:
     builder = LogBuilder()
@@ -337,7 +337,9 @@ def test_flipped_bit_in_base_offset_of_last_batch_raises_data_loss_error(
 
 
 @pytest.mark.parametrize("evidence", ["high watermark", "recovery point", "cleaner", "other gap"])
-def test_gap_of_compaction_before_last_batch_is_read(tmp_path: Path, evidence: str) -> None:
+def test_last_batch_after_a_gap_is_read_if_its_offset_is_confirmed(
+    tmp_path: Path, evidence: str
+) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 4)
     if evidence == "other gap":

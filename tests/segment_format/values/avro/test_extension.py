@@ -1,4 +1,4 @@
-"""Tests that schemas are printed and extended without other changes."""
+"""Tests that printed schemas parse to equal schemas, and that extension only adds fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def extended_texts(reader: object, writer: object) -> str:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_printed_schema_is_parsed_to_the_same_schema(seed: int) -> None:
+def test_printed_random_schema_parses_to_an_equal_schema(seed: int) -> None:
     schema = parse_avro(json.dumps(Schemas(Random(seed)).any(4)))
     assert parse_avro(print_avro(schema)) == schema
 
@@ -37,7 +37,7 @@ def test_printed_schema_keeps_names_aliases_and_defaults() -> None:
     assert print_avro(schema).count('"fields"') == 2
 
 
-def test_fields_of_the_writer_are_added_as_nullable_at_any_depth() -> None:
+def test_fields_of_the_writer_are_added_as_nullable_fields_at_any_depth() -> None:
     reader = record(
         "R",
         ("l", {"type": "array", "items": record("I", ("x", "int"))}),
@@ -61,7 +61,7 @@ def test_fields_of_the_writer_are_added_as_nullable_at_any_depth() -> None:
     assert extended_texts(expected, writer) == print_avro(parse_avro(json.dumps(expected)))
 
 
-def test_different_types_of_one_name_are_refused() -> None:
+def test_two_types_with_the_same_name_are_refused() -> None:
     reader = record("R", ("a", record("X", ("p", "int"))))
     writer = record("R", ("b", record("X", ("p", "string"))))
     with pytest.raises(AvroSchemaError, match="different types named X"):
