@@ -101,8 +101,8 @@ class PartitionLog:
         holes: Offsets that had records but are in no segment, ascending. All are above `log_start`.
         unverifiable: Gaps after segments whose exact end is unknown, so that the gaps may never
             have had records.
-        end_timestamp_ms: Newest timestamp of the segments at the end of the log, which may be
-            missing in `ranges`; −1 if it is unknown, or if `ranges` has all segments.
+        end_timestamp_ms: Newest timestamp of the segments at the end of the log. Set if `ranges`
+            may lack these segments; otherwise, and if the timestamp is unknown, −1.
     """
 
     lineage: tuple[EpochEntry, ...]

@@ -389,7 +389,7 @@ def _hint(name: str) -> str:
     if name in ("key", "value"):
         return f"; option '{name}.format' decodes fields"
     by_lower = {column.lower(): column for column in KINDS}
-    if name in by_lower:  # followed by a field
+    if name in by_lower:  # a field follows the name of a column
         return ""
     if close := difflib.get_close_matches(name, by_lower, n=1):
         return f"; did you mean {by_lower[close[0]]!r}?"

@@ -48,8 +48,8 @@ class LagAge:
     """How old a reported lag is.
 
     Attributes:
-        as_of_ms: Time at which the ends of the logs were requested last with success, in ms since
-            the epoch; `None` if no request succeeded.
+        as_of_ms: Time of the last successful request for the ends of the logs, in ms since the
+            epoch; `None` if no request succeeded.
         is_stale: True if a later request failed, or found no tier or no topic any more. The lag
             then compares with the last known ends, and the real lag is probably larger.
         waiting_for: The service for which the stream waits: `brokers`, `store` or `registry`;

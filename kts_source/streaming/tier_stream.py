@@ -701,7 +701,7 @@ def _with_retries(attempt: Callable[[], _Result]) -> _Result:
 
 
 def _failed_service(error: TieredKafkaError) -> str:
-    """Returns the service that failed."""
+    """Returns the service that caused an error: `BROKERS`, `REGISTRY` or `STORE`."""
     if isinstance(error, BrokerError):
         return BROKERS
     return REGISTRY if isinstance(error, RegistryError) else STORE

@@ -47,6 +47,10 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         "[served.records for served in report.partitions] == [180, 80]",
         "metadata.level == 'metadata' and not metadata.errors",
     ),
+    "engines.md": (
+        "(orders.count(), table.num_rows, len(frame)) == (3600, 3600, 3600)",
+        "few['offset'].to_pylist() == [20, 21, 22, 23, 24]",
+    ),
     "find.md": (
         "table.num_rows == 268",
         "certificate.complete and certificate.exhaustive",

@@ -185,7 +185,7 @@ def test_invalid_format_is_refused_before_reading(
 
 
 @pytest.mark.parametrize("flags", [("--csv", "--json"), ("--format", "raw", "--csv")])
-def test_two_formats_are_refused(
+def test_two_flags_that_set_the_format_are_refused(
     flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cat", *WHERE, "txn", *flags]) == 2
