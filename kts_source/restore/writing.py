@@ -553,7 +553,7 @@ class PartitionWriter:
                 first = min(side_files.open_after.values())
                 raise self._corrupt(
                     "a transaction starts here and does not end, but the restore plan does not list"
-                    " it: plan again with --undecided abort to abort it",
+                    " it, because a producer snapshot in the tier is wrong",
                     first,
                 )
         self._open = dict(side_files.open_after)
