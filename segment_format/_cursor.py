@@ -59,7 +59,8 @@ def whole_entries(data: BytesLike, entry_size: int, what: str) -> memoryview:
     view = byte_view(data)
     if rest := len(view) % entry_size:
         raise CorruptIndexError(
-            f"{what} has {len(view)} bytes, but its entries have {entry_size} bytes each",
+            f"{what} has {len(view)} bytes, which is not a multiple of the entry size of"
+            f" {entry_size} bytes",
             position=len(view) - rest,
         )
     return view

@@ -280,8 +280,8 @@ class SideFileReader:
     def parse(
         self, kind: IndexType, name: str, parse: Callable[[bytes], _Parsed]
     ) -> _Parsed | None:
-        """Reads the side file `kind` and returns the result of `parse`. Returns `None` if the file
-        cannot be parsed, and adds the finding `name`. See `read` for files that cannot be read.
+        """Reads the side file `kind` and passes its content to the function `parse`. If that fails,
+        adds the finding `name` and returns `None`. See `read` for files that cannot be read.
         """
         data = self.read(kind, name)
         if data is None:

@@ -373,14 +373,13 @@ class PartitionReader:
         others: Sequence[RemoteSegment],
         proofs: Mapping[str, LogProof],
     ) -> PartitionProof:
-        """Reads all segments: first those in `log` in order, then those in `others`.
+        """Proves the segments in `log` in order, then those in `others`. Skips segments that have a
+        valid proof (`log`) or any proof (`others`).
 
         Args:
             log: The log of the partition, assembled from its segments.
             others: Segments that are not part of the log.
-            proofs: Proofs of earlier audits, by key of the log object. A segment in `log` is not
-                read again if its proof is still valid. A segment in `others` is not read if it has
-                any proof.
+            proofs: Proofs of earlier audits, by key of the log object.
         """
         is_sound, stop = True, log.log_start
         opened: Mapping[int, int] = {}

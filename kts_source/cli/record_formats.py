@@ -178,7 +178,9 @@ _ESCAPES: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "\\": b"\\"}
 
 
 class _Template:
-    """Writes records in a format of kcat. Keys and values are written as they are stored."""
+    r"""Writes records by a format string with kcat's tokens, such as `%k %v\n`. Keys and values are
+    written as they are stored.
+    """
 
     def __init__(self, form: str) -> None:
         self._parts: list[bytes | str] = []

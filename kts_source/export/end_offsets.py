@@ -109,10 +109,9 @@ def _ends_of_topic(
     held = {number: held_range(committed, topic, topic_id, number) for number in range(count)}
     if all(offsets is None for offsets in held.values()):
         raise ExportError(
-            f"the table has no offsets of topic id {topic_id} for the export"
-            f" {settings.export_id!r}: set the target, format and export_id of the export"
-            " that wrote it. If the topic was created again, export its new id first,"
-            " or start at earliest",
+            f"export {settings.export_id!r} wrote no offsets of topic id {topic_id} into this"
+            " table. Check target, table_format and export_id. If the topic was created again,"
+            " export the new topic first, or read it with startingOffsets=earliest",
             topic=topic,
             uri=settings.target,
         )

@@ -254,11 +254,15 @@ def _path(name: str, path: str | os.PathLike[str]) -> str:
 
 
 def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
-    if TOPIC_FIELD in f"{settings.target}{settings.dead_letters}":
+    if TOPIC_FIELD in settings.target:
         raise InvalidOptionError(
-            f"{TOPIC_FIELD} is valid only in the target of an export, which then writes a table per"
-            f" topic. Elsewhere, name the table of one topic; in dead_letters, use {TOPIC_FIELD}"
-            f" only if the target contains {TOPIC_FIELD}, too"
+            f"{TOPIC_FIELD} in the target is valid only for an export, which writes a table per"
+            " topic: name the table of one topic"
+        )
+    if TOPIC_FIELD in (settings.dead_letters or ""):
+        raise InvalidOptionError(
+            f"dead_letters contains {TOPIC_FIELD}, but the target does not: add {TOPIC_FIELD} to"
+            " the target, or remove it from dead_letters"
         )
     for name in ("target_file_bytes", "row_group_rows", "commit_bytes"):
         if (value := getattr(settings, name)) < 1:

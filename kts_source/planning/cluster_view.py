@@ -167,9 +167,9 @@ class ClusterView:
     def _topics_of_batch(
         self, batch: Mapping[TopicPartition, str]
     ) -> tuple[dict[str, ClusterTopic], list[TopicPartition]]:
-        """Returns the topics of a batch by name, and its partitions. Skips partitions whose topic
-        now has another id. Requests only partitions of the batch, because another partition without
-        a leader must not fail the batch.
+        """Returns the topics of a micro-batch by name, and the partitions of the micro-batch. Skips
+        partitions whose topic now has another id. Asks brokers only about these partitions: another
+        partition without a leader must not fail the micro-batch.
         """
         described = self._topics({topic for topic, _ in batch})
         keys = [

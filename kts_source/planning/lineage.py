@@ -73,8 +73,8 @@ class Hole:
 
     Attributes:
         before: The segment below the hole; `None` if the hole begins at the log start.
-        after: The segment above the hole. If the log ends with the hole, this is the first segment
-            that lost its objects.
+        after: The segment above the hole, or a segment in the hole that lost its objects. If there
+            is neither, because the log on disks ends with the hole, this is the segment below.
     """
 
     start: int

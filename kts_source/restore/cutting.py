@@ -1,4 +1,4 @@
-"""Finds the end of a log that is cut before its undecided transactions."""
+"""Finds where to cut a log so that no transaction is open at its end."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def _check_space(plan: RestorePlan, journal: Journal, folder: Path) -> None:
     if needed > free:
         raise InvalidOptionError(
             f"{folder} has {format_bytes(free)} free, but the restore needs {format_bytes(needed)}:"
-            " free disk space, or restore fewer topics per plan"
+            " delete files there, or restore fewer topics per plan"
         )
 
 
@@ -551,7 +551,11 @@ class PartitionWriter:
                 self.end = batch.header.next_offset
             if side_files.open_after:
                 first = min(side_files.open_after.values())
-                raise self._corrupt("a transaction without a known end is not in the plan", first)
+                raise self._corrupt(
+                    "a transaction starts here and does not end, but the restore plan does not list"
+                    " it, because a producer snapshot in the tier is wrong",
+                    first,
+                )
         self._open = dict(side_files.open_after)
         file.flush()
         os.fsync(file.fileno())

@@ -201,8 +201,8 @@ class Exchange:
             raise TransientError("the response was not read completely")
 
     def require_range(self, start: int, stop: int) -> None:
-        """Raises the errors of the function `require_range` if the recorded responses together do
-        not have bytes [start, stop). Does nothing if no response was recorded.
+        """Checks that the recorded responses together are exactly bytes [start, stop). Raises the
+        same errors as `http_exchange.require_range`, and does nothing if no response was recorded.
         """
 
         def first_byte(answer: Answer) -> int:

@@ -317,7 +317,10 @@ class EmptyStore:
 
     def head(self, key: str) -> NoReturn:
         """Raises `ObjectNotFoundError`."""
-        raise ObjectNotFoundError("option 'path' is not given", uri=self.uri(key))
+        raise ObjectNotFoundError(
+            "the object is in the tier, but option 'path' (the location of the tier) is not given",
+            uri=self.uri(key),
+        )
 
     def close(self) -> None:
         """Does nothing."""

@@ -170,9 +170,7 @@ class Cancellation:
 
 @contextlib.contextmanager
 def cancelled_by(abort: Callable[[], object]) -> Iterator[None]:
-    """Calls `abort` if the cancellation of the current scope is cancelled before the `with` block
-    ends.
-    """
+    """Calls `abort` if the current scope is cancelled before the `with` block ends."""
     current = _current.get()
     with contextlib.nullcontext() if current is None else current.calling(abort):
         yield

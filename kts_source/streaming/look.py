@@ -75,7 +75,9 @@ class LogLook(Protocol):
         """Returns one past the last offset that may be read."""
 
     def end_before(self, hole: Hole) -> int:
-        """Returns the end (exclusive) of the offsets below a hole that may be read."""
+        """Returns one past the last offset below `hole` that may be read. With `read_committed`
+        this is lower than the start of the hole if a transaction below it is undecided.
+        """
 
     def epoch_of(self, offset: int) -> int | None:
         """Returns the leader epoch that owns an offset; `None` if unknown."""
@@ -94,8 +96,8 @@ class LogLook(Protocol):
         """Returns the lag of a stream whose next offset is `position`."""
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
-        """Plans the read of a batch's offsets in this partition. Returns `None` if the tier has no
-        segment of the partition any more and `failOnDataLoss` is false.
+        """Plans how to read this partition's offsets of a micro-batch. Returns `None` if the tier
+        has no segment of the partition any more and `failOnDataLoss` is false.
 
         Raises:
             TieredKafkaError: The offsets can no longer be read.

@@ -179,9 +179,10 @@ class BatchScanner:
         self._tail = bytearray(view[slots[c.SCAN_POSITION] :])
 
     def _read_contents(self, view: memoryview, first: int, origin: int) -> None:
-        """Completes the rows of the table from row `first` on, by decoding batches whose headers do
-        not contain all values: control batches, for the marker, and batches that begin before the
-        start offset, to count the records from the start offset on.
+        """Adds to the rows from `first` on what batch headers do not contain.
+
+        Decodes each control batch to get its marker. Decodes a batch that begins before the start
+        offset and ends at or after it, to count its records at or above the start offset.
         """
         table = self._table[:, first : self._slots[c.SCAN_ROWS]]
         is_control = table[c.SCAN_ATTRIBUTES] & CONTROL_BIT != 0

@@ -59,7 +59,9 @@ class BufferLayout(NamedTuple):
 
     @property
     def has_leading_zero(self) -> bool:
-        """True for an Arrow offsets buffer, which begins with 0."""
+        """True if the buffer has Arrow offsets. Such a buffer has one number more than rows, and
+        begins with 0.
+        """
         return self.bits == 32 and self.extra == 1
 
     def size(self, rows: int) -> int:
@@ -244,9 +246,9 @@ class _Growing(NamedTuple):
     Attributes:
         column: Name of the column that the buffers store.
         first_capacity: Initial capacity, in entries.
-        capacity: Slot that contains the capacity, in entries.
-        filled: Slot that contains the number of filled entries.
-        wanted: Slot that contains the number of entries that the next record needs in total.
+        capacity: Slot of the kernel's frame with the capacity, in entries.
+        filled: Slot of the frame with the number of filled entries.
+        wanted: Slot of the frame with the capacity that the next record needs, in entries.
         buffers: Layouts of the buffers. In these layouts, a row is one entry.
     """
 

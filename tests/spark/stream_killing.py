@@ -114,7 +114,7 @@ class Query:
 
     @property
     def log(self) -> Path:
-        """Returns the log with the standard error of all drivers."""
+        """Returns the path of the file that contains the standard error of all drivers."""
         return self.folder / "driver.log"
 
     @property

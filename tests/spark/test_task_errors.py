@@ -101,7 +101,9 @@ def test_failed_task_raises_its_error_on_the_driver(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.slow
-def test_backfill_logs_no_warning_about_replaced_sources(tmp_path: Path) -> None:
+def test_repeated_register_and_backfill_log_no_warning_about_replaced_sources(
+    tmp_path: Path,
+) -> None:
     script = (
         "import sys\n"
         "from kts_source import backfill, register\n"

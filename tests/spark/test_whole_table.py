@@ -161,7 +161,7 @@ def test_layout_of_local_tiered_storage_returns_expected_rows(tiered: SparkSessi
         assert_same_rows(table.filter(pc.field("topic") == topic), expected)
 
 
-def test_missing_key_raises_error_with_key_id(tiered: SparkSession) -> None:
+def test_missing_encryption_key_raises_error_that_names_its_id(tiered: SparkSession) -> None:
     options = {
         name: value for name, value in tier_options("encrypted").items() if "encryption" not in name
     }

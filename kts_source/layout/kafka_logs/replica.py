@@ -257,8 +257,8 @@ class Recovery:
         """Returns the value of `Replica.lost_end` for a log that ends at `stop`.
 
         After a clean shutdown, a producer snapshot exists at the end of the log. So snapshots or
-        index entries above `stop` show a loss. After a crash they do not: side files of the last
-        segment may name offsets of records that were never flushed.
+        index entries above `stop` show a loss. After a crash, such files prove nothing: side files
+        of the last segment may name offsets of records that were never flushed.
         """
         files = self._files
         ends = [log.stop for log in files.lost_logs if log.base_offset >= stop]

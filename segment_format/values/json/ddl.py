@@ -396,7 +396,9 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _add_value(seen: _SampleValues, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
-    """Adds `value` and all values inside it to the description `seen`."""
+    """Adds the types of `value` and of all values inside it to `seen`, which describes the samples
+    so far.
+    """
     if value is None:
         return
     if depth > _MAX_DEPTH:

@@ -241,7 +241,9 @@ class Batch:
         return self._buffers.numbers(node.number * c.NODE_SIZE + c.DATA, self.count(node), dtype)
 
     def count(self, node: Node) -> int:
-        """Returns the number of entries in the level of a node."""
+        """Returns how many values a node has: one per row, or, inside a list or map, one per item.
+        This is the number of entries of its level (see `contract`).
+        """
         return int(self._counts[node.level]) if node.level else self._rows
 
     @property

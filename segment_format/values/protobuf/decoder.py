@@ -195,8 +195,8 @@ class ColumnMemory:
     Columns are zero until the kernel writes them, and zero means an absent field.
 
     Args:
-        program: Program of the message type.
-        capacities: Initial capacity of each level, in entries.
+        program: The compiled message type.
+        capacities: Initial number of entries of each level (see `contract`).
         size: Total size of the values in bytes. It determines the limit for memory.
     """
 
@@ -257,7 +257,7 @@ class ColumnMemory:
             yield BufferSpec(self._table_at[c.BYTES] + level, level, 1)
 
     def count(self, level: int) -> int:
-        """Returns the current number of entries of a level."""
+        """Returns how many entries a level has so far (levels: see `contract`)."""
         count: int = self.state[self._table_at[c.COUNTS] + level]
         return count
 

@@ -24,6 +24,7 @@ from kts_source.errors import (
     TopicsFailedError,
 )
 from kts_source.export.by_topic import exports_of
+from kts_source.export.end_offsets import end_offsets
 from kts_source.export.report import empty_report, failure_to_prometheus
 from kts_source.options import parse_options
 from tests.kts_source.read.typed_tier import SCHEMA, avro, write
@@ -204,7 +205,10 @@ def test_iceberg_table_names_have_underscores_for_dots(
         ({"topic_options": {"click": JSON}}, "names click, but the options select clicks, orders"),
         ({"follow": True}, "follow each topic in a process of its own"),
         ({"target": "lake"}, r"options of single topics need \{topic\} in the target"),
-        ({"target": "lake", "topic_options": {}, "dead_letters": "{topic}"}, "in dead_letters"),
+        (
+            {"target": "lake", "topic_options": {}, "dead_letters": "{topic}"},
+            r"dead_letters contains \{topic\}, but the target does not",
+        ),
     ],
 )
 def test_contradicting_arguments_are_refused(
@@ -214,6 +218,11 @@ def test_contradicting_arguments_are_refused(
     arguments: Any = {"topic_options": OPTIONS, "progress": False, **changes}
     with pytest.raises(InvalidOptionError, match=message):
         backfill(None, source=tier, target=target, **arguments)
+
+
+def test_end_offsets_refuses_target_with_several_tables(tier: dict[str, str]) -> None:
+    with pytest.raises(InvalidOptionError, match="name the table of one topic"):
+        end_offsets(source=tier, target="lake/{topic}")
 
 
 def test_command_prints_all_reports_and_names_the_failing_topic(

@@ -200,7 +200,7 @@ def test_lost_index_entry_is_detected_by_task_that_reads_the_marker() -> None:
             read(objects, True, options)
 
 
-def test_tier_without_snapshots_is_read_with_old_brokers() -> None:
+def test_aborted_records_are_skipped_without_producer_snapshots_if_brokers_are_old() -> None:
     builder = LogBuilder()
     builder.send(1, [SimpleRecord(b"aborted")])
     builder.send(2, [SimpleRecord(b"committed")])

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from kts_source.restore.committing import status_restore
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
-from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.index.producer_snapshot import parse_producer_snapshot, write_producer_snapshot
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import (
@@ -270,6 +271,26 @@ def test_write_of_invalid_batch_fails_and_leaves_partition_empty(
     with pytest.raises(CorruptSegmentError, match=problem):
         cluster.write(options)
     assert all(not path.stat().st_size for path in cluster.log_dir.rglob("*.log"))
+
+
+def test_write_of_open_transaction_missing_in_producer_snapshot_fails(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
+    builder = LogBuilder(leader_epoch=2)
+    _plain(builder)
+    _transaction(builder, 7)
+    (files,) = builder.build().segments
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    writer.write_segment(replace(files, snapshot=write_producer_snapshot([])))
+    tier = str(tmp_path / "tier")
+    options = {"path": tier, "layout": "local-tiered-storage", "subscribe": "orders"}
+    cluster.add_topic("orders")
+    assert cluster.plan(options).refusals == ()
+    with pytest.raises(
+        CorruptSegmentError, match="producer snapshot in the tier is wrong"
+    ) as error:
+        cluster.write(options)
+    assert error.value.offset == 1
 
 
 def test_write_of_refused_plan_is_rejected(cluster: NewCluster) -> None:

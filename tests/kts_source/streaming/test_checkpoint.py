@@ -116,7 +116,7 @@ def test_end_offsets_are_read_from_checkpoint_in_object_store() -> None:
         (["x"], "v3", "instead of v1 or v2"),
     ],
 )
-def test_end_offsets_of_invalid_offset_line_raise_stream_offset_error(
+def test_end_offsets_raises_stream_offset_error_for_invalid_line_in_checkpoint(
     tmp_path: Path, lines: list[str], version: str, message: str
 ) -> None:
     with pytest.raises(StreamOffsetError, match=message):

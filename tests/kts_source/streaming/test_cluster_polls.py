@@ -141,7 +141,7 @@ def test_deleted_topic_raises_error_or_is_read_again_after_recreation(brokers: F
         stream.close()
 
 
-def test_recreated_topic_is_read_in_batches_without_a_new_poll(brokers: FakeCluster) -> None:
+def test_one_poll_suffices_to_read_recreated_topic_in_several_batches(brokers: FakeCluster) -> None:
     GrowingTopic(brokers)
     stream = start_stream(
         brokers,

@@ -1,5 +1,5 @@
-"""Tests that a stream reports the age of its lag during an outage, and whether it waits for the
-store or for brokers.
+"""Tests that during an outage a stream reports the last known lag, when it was measured, and
+whether the stream waits for the store or for brokers.
 """
 
 from __future__ import annotations

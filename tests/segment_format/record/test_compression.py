@@ -341,7 +341,7 @@ def test_any_bytes_decompress_or_raise_with_position(codec: int, data: bytes, ma
 
 @settings(max_examples=600)
 @given(st.sampled_from(PAYLOADS), st.data())
-def test_changed_payload_stays_within_limit_or_raises(
+def test_corrupted_payload_decompresses_to_at_most_the_size_limit_or_raises(
     payload: tuple[int, bytes], data: st.DataObject
 ) -> None:
     codec, stored = payload

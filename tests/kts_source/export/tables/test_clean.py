@@ -25,15 +25,15 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
-    """Moves the modification times of all data files except the newest `but` files `hours` into the
-    past. Returns all data files, oldest first.
+def aged(lake: Lake, hours: float, *, kept: int = 0) -> list[Path]:
+    """Makes data files `hours` hours older by changing their modification times, except for the
+    `kept` newest ones. Returns all data files, oldest first.
     """
     files = sorted(
         (path for path in lake.folder.rglob("*.par*") if "_delta_log" not in path.parts),
         key=lambda path: path.stat().st_mtime_ns,
     )
-    for path in files[: len(files) - but]:
+    for path in files[: len(files) - kept]:
         then = path.stat().st_mtime - hours * 3600
         os.utime(path, (then, then))
     return files
@@ -44,7 +44,7 @@ def test_clean_keeps_files_of_an_active_run(lake: Lake) -> None:
     cleaned: list[object] = []
 
     def clean_up() -> None:
-        assert len(aged(lake, 10, but=1)) > 1
+        assert len(aged(lake, 10, kept=1)) > 1
         cleaned.append(clean(lake.settings(), older_than_hours=5, remove=True))
 
     lake.export(source(), executor=Interposed(clean_up), commit_bytes=1 << 40)

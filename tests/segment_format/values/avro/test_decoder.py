@@ -133,7 +133,7 @@ def without_logical(schema: Json) -> Json:
 
 @settings(max_examples=60)
 @given(SEEDS)
-def test_reference_matches_fastavro(seed: int) -> None:
+def test_readable_decoder_matches_fastavro(seed: int) -> None:
     random = Random(seed)
     written = without_logical(Schemas(random).any(4))
     writer = parse_avro(json.dumps(written))
@@ -147,7 +147,7 @@ def test_reference_matches_fastavro(seed: int) -> None:
 
 @settings(max_examples=60)
 @given(SEEDS)
-def test_reference_with_reader_schema_matches_fastavro(seed: int) -> None:
+def test_readable_decoder_with_reader_schema_matches_fastavro(seed: int) -> None:
     random = Random(seed)
     schemas = Schemas(random)
     written = without_logical(schemas.record(3))
@@ -261,8 +261,8 @@ def test_kernel_reference_and_fastavro_match_for_many_random_seeds() -> None:
     properties: list[Any] = [
         test_kernel_matches_reference,
         test_kernel_with_reader_schema_matches_reference,
-        test_reference_matches_fastavro,
-        test_reference_with_reader_schema_matches_fastavro,
+        test_readable_decoder_matches_fastavro,
+        test_readable_decoder_with_reader_schema_matches_fastavro,
         test_selected_columns_match_full_decode,
     ]
     seed = SystemRandom().randrange(1 << 60)

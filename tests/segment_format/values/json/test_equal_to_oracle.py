@@ -42,7 +42,9 @@ SAMPLE_TYPE = pa.struct(
 
 
 def check(kind: pa.DataType, values: Sequence[bytes | None]) -> int:
-    """Compares the values with the oracle and returns the number of bad rows."""
+    """Asserts that the decoder and the oracle agree on every value. Returns the number of values
+    that both reject.
+    """
     result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
     assert result.array.type == kind
     result.array.validate(full=True)

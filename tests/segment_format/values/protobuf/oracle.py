@@ -139,7 +139,7 @@ def _is_dropped(entry: Proto) -> bool:
 
 
 def message_class(file: Proto, message: str) -> Proto:
-    """Returns the class of a message of a file."""
+    """Returns the Python class for the message type `message`, which `file` defines."""
     pool = descriptor_pool.DescriptorPool()
     for well_known_file in WELL_KNOWN:
         pool.AddSerializedFile(well_known_file.serialized_pb)
