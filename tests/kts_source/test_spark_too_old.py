@@ -56,7 +56,9 @@ def test_old_spark_is_refused_with_a_reason(old_spark: dict[str, str], expressio
 
 
 def test_command_refuses_old_spark_before_it_starts(old_spark: dict[str, str]) -> None:
-    done = run(old_spark, "-m", "kts_source.cli", "export", "/y", "--spark", "--path", "/x")
+    done = run(
+        old_spark, "-m", "kts_source.cli", "export", "orders", "/y", "--spark", "--path", "/x"
+    )
     assert done.returncode != 0
     assert REFUSAL in done.stderr
     assert "Traceback" not in done.stderr

@@ -346,7 +346,7 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield {"value.schema": one_field("null"), "value.columns": "a"}, {}, "value.a is always null"
     yield {}, {"transform": Unchanged()}, "Unchanged is a RowTransform"
     yield {}, {"transform": flat, "schema_evolution": "add"}, "with a transform"
-    yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"
+    yield {"value.format": "raw"}, {"schema_evolution": "add"}, "decoded keys or values"
     yield {}, {"schema_evolution": "all"}, "schema_evolution must be one of"
     yield {}, {"partition_by": ["value.nothing"]}, "not a column"
     yield {}, {"partition_by": ["value"]}, "a table cannot be partitioned by type"

@@ -342,7 +342,7 @@ def test_missing_credentials_error_names_the_options(
         monkeypatch.setenv(name, str(tmp_path_factory.mktemp("aws") / "none"))
     options = {"s3.endpoint": bucket.server.endpoint, "s3.region": "us-east-1"}
     store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
-    with pytest.raises(AccessDeniedError, match=r"give s3\.access-key-id"):
+    with pytest.raises(AccessDeniedError, match=r"set the options s3\.access-key-id"):
         store.get_range("x", 0, 10)
     store.close()
 
