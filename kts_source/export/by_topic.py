@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Final, Unpack
 from kts_source.errors import (
     ExportError,
     InvalidOptionError,
-    TopicNotFoundError,
     TopicsFailedError,
 )
 from kts_source.export.report import add_reports, empty_report
 from kts_source.export.settings import ICEBERG, TOPIC_FIELD, ExportArguments, export_settings
 from kts_source.options import parse_options
 from kts_source.options.parsing import option_texts
-from kts_source.options.selection import parse_assign, parse_subscribe
 from kts_source.options.value_formats import FORMAT_COLUMNS, usable_options
-from kts_source.planning.planner import plan_scan
+from kts_source.planning.describe import selected_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,7 +91,7 @@ def exports_of(
             raise InvalidOptionError(_NEEDS_TOPIC_FIELD)
         return [TableExport("", source, export_settings(target, source=source, **arguments))]
     texts = option_texts(source)
-    topics = _topics({name.lower(): text for name, text in texts.items()})
+    topics = _topics(texts)
     if unknown := sorted(topic_options.keys() - set(topics)):
         raise InvalidOptionError(
             f"topic_options names {', '.join(unknown)}, but the options select"
@@ -166,32 +164,23 @@ def _sum_of(
 
 
 def _topics(texts: Mapping[str, str]) -> list[str]:
-    """Returns the names of the selected topics, sorted."""
-    if "planfile" in texts:
+    """Returns the names of the selected topics, sorted. Checks the options before they are split by
+    topic, except the formats of keys and values, which may depend on the topic.
+    """
+    if "planfile" in map(str.lower, texts):
         raise InvalidOptionError(
             f"option 'planFile' cannot be combined with {TOPIC_FIELD} in the target: a plan has all"
             " topics. Remove one of them"
         )
-    if "subscribepattern" not in texts:
-        names: list[str] = []
-        if "subscribe" in texts:
-            names += parse_subscribe("subscribe", texts["subscribe"]).topics
-        if "assign" in texts:
-            names += parse_assign("assign", texts["assign"]).partitions
-        topics = sorted(set(names))
-    else:
-        prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
-        listed = {
+    prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
+    options = parse_options(
+        {
             name: text
             for name, text in texts.items()
-            if not name.startswith(prefixes) and name not in ("where", "columns")
+            if not name.lower().startswith(prefixes) and name.lower() not in ("where", "columns")
         }
-        plan = plan_scan(parse_options({**listed, "failondataloss": "false"}))
-        topics = sorted({partition.topic for partition in plan.partitions})
-        if not topics:
-            raise TopicNotFoundError(
-                f"no topic matches {texts['subscribepattern']!r}: correct option 'subscribePattern'"
-            )
+    )
+    topics = selected_topics(options)
     for topic in topics:
         if not _TOPIC_NAME.fullmatch(topic):
             raise ExportError(
@@ -229,16 +218,24 @@ def _without_other_topics(topic: str, texts: Mapping[str, str]) -> Iterator[tupl
     `topic`; an option without this entry is omitted.
     """
     for name, text in texts.items():
-        if name.lower() not in _BY_TOPIC or not text.lstrip().startswith("{"):
+        values = _by_topic(name, text)
+        if not values:
             yield name, text
-            continue
-        try:
-            values = json.loads(text)
-        except ValueError:
-            yield name, text  # `parse_options` reports the invalid JSON
-            continue
-        if topic in values:
+        elif topic in values:
             yield name, json.dumps({topic: values[topic]})
+
+
+def _by_topic(name: str, text: str) -> Mapping[str, object]:
+    """Returns the entries of an option that is a JSON object by topic. Returns no entries for other
+    options and for invalid JSON, which `parse_options` reports.
+    """
+    if name.lower() not in _BY_TOPIC or not text.lstrip().startswith("{"):
+        return {}
+    try:
+        values: dict[str, object] = json.loads(text)
+    except ValueError:
+        return {}
+    return values
 
 
 def _settings_of(

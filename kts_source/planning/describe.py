@@ -10,21 +10,31 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
-from kts_source.errors import CorruptSegmentError, TieredKafkaError, UnknownKeyError
+from kts_source.errors import (
+    CorruptSegmentError,
+    TieredKafkaError,
+    TopicNotFoundError,
+    UnknownKeyError,
+)
+from kts_source.layout.kafka_logs.kafka_logs import Disks
 from kts_source.libraries import require
 from kts_source.options import READ_COMMITTED, options_of
-from kts_source.options.selection import Assign, EarliestBound, LatestBound
+from kts_source.options.selection import Assign, EarliestBound, LatestBound, SubscribePattern
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import (
+    DiscoveredTopic,
     ListedPartition,
     SegmentCatalog,
+    check_partitions,
     discover,
+    discover_topic,
     incarnations,
+    log_topic,
 )
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
-from kts_source.store.joined_store import is_in_additional_store
+from kts_source.store.joined_store import additional_store_prefix, is_in_additional_store
 from kts_source.texts import Displayed, Table, format_bytes
 from kts_source.tier import Tier, open_tier
 
@@ -412,6 +422,61 @@ def topics_of_tier(options: ScanOptions) -> list[str]:
     with closing(open_tier(options)) as tier, ThreadPoolExecutor(1) as pool:
         catalog = SegmentCatalog(tier, layout_of(options), pool, fail_on_data_loss=False)
         return sorted(incarnations(options, catalog))
+
+
+def selected_topics(options: ScanOptions) -> list[str]:
+    """Returns the names of the topics that a scan reads, sorted. Includes damaged topics, and lacks
+    topics that match `subscribePattern` but have no segment yet.
+
+    Names in `subscribe` and `assign` are not checked. For a pattern, lists the tier, the topics of
+    the cluster, or the disks. Reads descriptions of segments only of topics with several topic ids.
+
+    Raises:
+        TieredKafkaError: The topics cannot be listed, or none matches.
+    """
+    wanted = options.selection.wanted
+    if not isinstance(options.selection, SubscribePattern):
+        return list(wanted(()))
+    if options.brokers is not None:
+        from kts_source.broker.cluster import Cluster
+
+        with closing(Cluster(options.brokers)) as cluster:
+            in_cluster = wanted(cluster.topics(None, selects=wanted))
+        if not in_cluster:
+            pattern = options.selection.pattern
+            raise TopicNotFoundError(
+                f"no topic of the cluster matches {pattern!r}: correct option 'subscribePattern'"
+            )
+        return list(in_cluster)
+    with (
+        closing(open_tier(options)) as tier,
+        ThreadPoolExecutor(_THREADS) as pool,
+        ThreadPoolExecutor(_THREADS) as describing,
+    ):
+        roots = map(additional_store_prefix, range(len(options.tail_paths)))
+        on_disks = wanted(Disks(tier.store, roots).topics())
+        catalog = SegmentCatalog(tier, layout_of(options), describing, fail_on_data_loss=False)
+        tiered = incarnations(options, catalog, may_lack=on_disks)
+        found: list[DiscoveredTopic] = []
+        names = set(on_disks)
+        for topic in tiered.keys() - names:
+            try:
+                found.append(discover_topic(options, topic, tiered[topic], catalog, pool))
+            except TieredKafkaError:  # a read of the topic reports the error
+                names.add(topic)
+        for each in found:
+            is_damaged = any(orphan.described is not None for _, orphan in each.parts)
+            if each.partitions or each.older_ids or is_damaged:
+                names.add(each.topic)
+            else:
+                log_topic(each)
+        if not names:
+            check_partitions(options, found, catalog)
+            raise TopicNotFoundError(
+                f"no topic that matches {options.selection.pattern!r} has a complete segment:"
+                " correct option 'subscribePattern', or wait until a segment is copied"
+            )
+        return sorted(names)
 
 
 def partitions_with_keys(

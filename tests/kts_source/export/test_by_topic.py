@@ -182,6 +182,35 @@ def test_subscribe_pattern_selects_topics_of_the_tier(tier: dict[str, str], tmp_
         run(tier | {"subscribePattern": "none"}, tmp_path)
 
 
+def test_subscribe_pattern_selects_damaged_topics_but_not_copies_in_progress(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
+    for path in (tmp_path / "tier").glob("clicks-*/0/*.rsm-manifest"):
+        path.write_text("{")
+    (orders,) = (tmp_path / "tier").glob("orders-*/0/00000000000000000010-*.rsm-manifest")
+    copy = tmp_path / "tier" / f"new-{orders.parts[-3].removeprefix('orders-')}" / "0"
+    copy.mkdir(parents=True)
+    (copy / orders.with_suffix(".log").name).write_bytes(b"incomplete")
+    del tier["subscribe"]
+    tier |= {"subscribePattern": ".*", "failOnDataLoss": "true"}
+    with pytest.raises(TopicsFailedError, match=r"1 of 3 topics.*clicks: manifest") as raised:
+        run(tier, tmp_path)
+    assert list(raised.value.errors) == ["clicks"]
+    report: Any = raised.value.report
+    assert [table.rows for table in report.tables] == [15, 3]
+    with pytest.raises(TopicNotFoundError, match="'new' has a complete segment"):
+        run(tier | {"subscribePattern": "new"}, tmp_path)
+
+
+def test_subscribe_pattern_is_not_limited_by_bytes_of_exported_topics(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
+    del tier["subscribe"]
+    tier["subscribePattern"] = ".*"
+    assert run(tier, tmp_path).rows == 30
+    assert run(tier | {"maxPlanBytes": "1"}, tmp_path).rows == 0
+
+
 def test_iceberg_table_names_have_underscores_for_dots(
     tier: dict[str, str], tmp_path: Path
 ) -> None:
