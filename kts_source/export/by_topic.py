@@ -25,6 +25,7 @@ from kts_source.options import parse_options
 from kts_source.options.parsing import option_texts
 from kts_source.options.value_formats import FORMAT_COLUMNS, usable_options
 from kts_source.planning.describe import selected_topics
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,7 +100,9 @@ def exports_of(
         )
     exports: dict[str, TableExport] = {}
     for topic in topics:
-        of_topic = _source_of(topic, texts, option_texts(topic_options.get(topic, {})))
+        own = option_texts(topic_options.get(topic, {}))
+        _refuse_other_topics(own, [topic])
+        of_topic = _source_of(topic, texts, own)
         settings = _settings_of(topic, of_topic, target, arguments)
         other = exports.setdefault(settings.target, TableExport(topic, of_topic, settings))
         if other.topic != topic:
@@ -187,7 +190,20 @@ def _topics(texts: Mapping[str, str]) -> list[str]:
                 f"{topic!r} is not a valid name of a topic, so it cannot replace {TOPIC_FIELD} in"
                 " the target: correct the options that select topics"
             )
+    _refuse_other_topics(texts, topics)
     return topics
+
+
+def _refuse_other_topics(texts: Mapping[str, str], topics: Sequence[str]) -> None:
+    """Raises `InvalidOptionError` if a JSON object by topic, such as `startingOffsets`, names other
+    topics than `topics`.
+    """
+    for name, text in texts.items():
+        if others := sorted(_by_topic(name, text).keys() - set(topics)):
+            raise InvalidOptionError(
+                f"option {name!r} names {some(others)}, but the options select {some(topics)}."
+                " Use selected topics in the option"
+            )
 
 
 def _source_of(topic: str, texts: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

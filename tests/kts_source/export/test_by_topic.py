@@ -232,6 +232,15 @@ def test_iceberg_table_names_have_underscores_for_dots(
     ("changes", "message"),
     [
         ({"topic_options": {"click": JSON}}, "names click, but the options select clicks, orders"),
+        (
+            {"source": {"startingOffsets": '{"orderz": {"0": 5}}'}},
+            "'startingOffsets' names orderz, but the options select clicks, orders, texts.v1",
+        ),
+        ({"source": {"assign": '{"orders": [0]}'}}, "subscribe and assign are set"),
+        (
+            {"topic_options": {"orders": {"topicId": {"clicks": "lZ6vvmajTWKDBUTV6SQAtQ"}}}},
+            "'topicId' names clicks, but the options select orders",
+        ),
         ({"follow": True}, "follow each topic in a process of its own"),
         ({"target": "lake"}, r"options of single topics need \{topic\} in the target"),
         (
@@ -243,10 +252,10 @@ def test_iceberg_table_names_have_underscores_for_dots(
 def test_contradicting_arguments_are_refused(
     changes: dict[str, Any], message: str, tier: dict[str, str], tmp_path: Path
 ) -> None:
-    target = changes.pop("target", tmp_path / "{topic}")
-    arguments: Any = {"topic_options": OPTIONS, "progress": False, **changes}
+    arguments: Any = {"target": tmp_path / "{topic}", "topic_options": OPTIONS, **changes}
+    arguments["source"] = tier | changes.get("source", {})
     with pytest.raises(InvalidOptionError, match=message):
-        backfill(None, source=tier, target=target, **arguments)
+        backfill(None, progress=False, **arguments)
 
 
 def test_end_offsets_refuses_target_with_several_tables(tier: dict[str, str]) -> None:
