@@ -79,7 +79,8 @@ def exports_of(
         source: Options of the source for all topics.
         target: The target. `{topic}` is replaced by the name of the topic; for Iceberg, with `_`
             in place of `.`.
-        topic_options: Options of single topics, by topic. They take precedence over `source`.
+        topic_options: Options of single topics, by topic. They take precedence over `source`, but
+            cannot select topics.
         arguments: See `backfill`. `dead_letters` may contain `{topic}`, too.
 
     Raises:
@@ -101,7 +102,7 @@ def exports_of(
     exports: dict[str, TableExport] = {}
     for topic in topics:
         own = option_texts(topic_options.get(topic, {}))
-        _refuse_other_topics(own, [topic])
+        _check_own(topic, own)
         of_topic = _source_of(topic, texts, own)
         settings = _settings_of(topic, of_topic, target, arguments)
         other = exports.setdefault(settings.target, TableExport(topic, of_topic, settings))
@@ -192,6 +193,17 @@ def _topics(texts: Mapping[str, str]) -> list[str]:
             )
     _refuse_other_topics(texts, topics)
     return topics
+
+
+def _check_own(topic: str, own: Mapping[str, str]) -> None:
+    """Raises `InvalidOptionError` if the options of a single topic select topics."""
+    for name in own:
+        if name.lower() in (*_SELECTIONS, "planfile"):
+            raise InvalidOptionError(
+                f"topic_options of {topic!r} have option {name!r}, but only the options of all"
+                " topics can select topics. Remove it from topic_options"
+            )
+    _refuse_other_topics(own, [topic])
 
 
 def _refuse_other_topics(texts: Mapping[str, str], topics: Sequence[str]) -> None:

@@ -241,6 +241,18 @@ def test_iceberg_table_names_have_underscores_for_dots(
             {"topic_options": {"orders": {"topicId": {"clicks": "lZ6vvmajTWKDBUTV6SQAtQ"}}}},
             "'topicId' names clicks, but the options select orders",
         ),
+        *(
+            (
+                {"topic_options": {"orders": {name: text}}},
+                f"topic_options of 'orders' have option '{name}'",
+            )
+            for name, text in (
+                ("subscribe", "clicks"),
+                ("SubscribePattern", ".*"),
+                ("assign", '{"clicks": [0]}'),
+                ("planFile", "plan.json"),
+            )
+        ),
         ({"follow": True}, "follow each topic in a process of its own"),
         ({"target": "lake"}, r"options of single topics need \{topic\} in the target"),
         (
