@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 from kts_source.errors import (
     ExportError,
     InvalidOptionError,
+    TieredKafkaError,
     TopicsFailedError,
 )
 from kts_source.export.report import add_reports, empty_report
@@ -140,12 +141,15 @@ def run_exports(
     for export in exports:
         try:
             reports.append(run(export))
-        except Exception as error:  # noqa: BLE001  # raised below with those of other topics
-            log.warning("topic %s was not exported: %s", export.topic, error)
+        except Exception as error:  # raised below with those of other topics
+            is_bug = not isinstance(error, TieredKafkaError)
+            log.warning(
+                "topic %s was not exported: %s", export.topic, _text_of(error), exc_info=is_bug
+            )
             errors[export.topic] = error
     report = _sum_of(os.fspath(target), exports, reports)
     if errors:
-        texts = "; ".join(f"{topic}: {error}" for topic, error in errors.items())
+        texts = "; ".join(f"{topic}: {_text_of(error)}" for topic, error in errors.items())
         raise TopicsFailedError(
             f"{len(errors)} of {len(exports)} topics were not exported. Correct their errors and"
             f" run again: {texts}",
@@ -153,8 +157,13 @@ def run_exports(
             targets={each.topic: each.settings.target for each in exports if each.topic in errors},
             report=report,
             uri=report.target,
-        )
+        ) from next(iter(errors.values()))
     return report
+
+
+def _text_of(error: Exception) -> str:
+    """Returns the text of an error; with its class if the text alone may not explain the error."""
+    return str(error) if isinstance(error, TieredKafkaError) else f"{type(error).__name__}: {error}"
 
 
 def _sum_of(

@@ -23,7 +23,7 @@ from kts_source.errors import (
     TopicNotFoundError,
     TopicsFailedError,
 )
-from kts_source.export.by_topic import exports_of
+from kts_source.export.by_topic import TableExport, exports_of, run_exports
 from kts_source.export.end_offsets import end_offsets
 from kts_source.export.report import empty_report, failure_to_prometheus
 from kts_source.options import parse_options
@@ -97,6 +97,25 @@ def test_other_topics_are_exported_if_a_topic_fails(tier: dict[str, str], tmp_pa
     assert [table.rows for table in report.tables] == [15, 3]
     assert len(values_in(tmp_path / "lake" / "orders")) == 15
     assert [table.rows for table in run(tier, tmp_path).tables] == [12, 0, 0]
+
+
+def test_unexpected_error_of_a_topic_is_reported_with_class_and_traceback(
+    tier: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tmp_path / "{topic}"
+    bug = KeyError("amount")
+
+    def fail(export: TableExport) -> Any:  # noqa: ANN401
+        if export.topic == "orders":
+            raise bug
+        return empty_report(export.settings.target, "parquet")
+
+    with pytest.raises(TopicsFailedError, match="orders: KeyError: 'amount'") as raised:
+        run_exports(target, exports_of(tier, target, {}), fail)
+    assert raised.value.__cause__ is bug
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[1] is bug
 
 
 def test_topics_failed_error_is_retriable_if_all_topic_errors_are() -> None:
