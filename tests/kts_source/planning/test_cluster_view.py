@@ -19,7 +19,7 @@ from kts_source.errors import (
 from kts_source.options import parse_options
 from kts_source.planning import broker_source
 from kts_source.planning.cluster_view import ClusterView
-from kts_source.planning.describe import describe, with_brokers
+from kts_source.planning.describe import describe, selected_topics, with_brokers
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
@@ -231,6 +231,17 @@ def test_incomplete_metadata_of_other_topics_is_ignored(brokers: FakeCluster) ->
     assert find_ends(brokers, subscribePattern="^ord") == {("orders", 0): 3}
     with pytest.raises(BrokerUnavailableError, match="do not describe other: 0 partitions"):
         find_ends(brokers, subscribePattern="^o")
+
+
+def test_selected_topics_of_cluster_include_topics_without_leader(brokers: FakeCluster) -> None:
+    brokers.create("orders", [make_partition()])
+    brokers.create("other", [make_partition(leader=-1)])
+    brokers.create("users", [make_partition()])
+    servers = {"kafka.bootstrap.servers": brokers.bootstrap}
+    options = parse_options({**servers, "subscribePattern": "^o"})
+    assert selected_topics(options) == ["orders", "other"]
+    with pytest.raises(TopicNotFoundError, match="no topic of the cluster matches 'none'"):
+        selected_topics(parse_options({**servers, "subscribePattern": "none"}))
 
 
 @pytest.fixture

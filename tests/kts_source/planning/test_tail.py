@@ -16,7 +16,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.options import parse_options
-from kts_source.planning.describe import describe
+from kts_source.planning.describe import describe, selected_topics
 from kts_source.planning.planner import plan
 from kts_source.store.joined_store import is_in_additional_store
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
@@ -269,6 +269,16 @@ def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> 
     assert scene.read_offsets() == list_expected_offsets(LOG)
     (note,) = plan(scene.make_options()).notes
     assert "all of it is on disks" in note
+
+
+def test_selected_topics_are_from_tier_and_disks(scene: TierAndDisk) -> None:
+    scene.disk.write(LOG)
+    options = scene.make_options(subscribePattern=".*")
+    del options["subscribe"]
+    assert selected_topics(parse_options(options)) == [TOPIC]
+    writer = AivenTierWriter(scene.tier, topic="clicks")
+    writer.write_segment(LOG.segments[0])
+    assert selected_topics(parse_options(options)) == ["clicks", TOPIC]
 
 
 def test_missing_tier_raises_data_loss_error(scene: TierAndDisk) -> None:
