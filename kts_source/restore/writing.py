@@ -194,7 +194,7 @@ def check_empty(folder: Path) -> None:
             )
 
 
-def place(folder: Path, files: Mapping[str, int]) -> None:
+def place_files(folder: Path, files: Mapping[str, int]) -> None:
     """Replaces the empty files of a partition by the complete temporary files. Continues after a
     crash of an earlier call.
 
@@ -363,7 +363,7 @@ def _write_partition(
             maxProducerId=writer.max_producer_id,
             files=writer.files,
         )
-    place(folder, staged["files"])
+    place_files(folder, staged["files"])
     journal.add("placed", partition=restore.name)
 
 
