@@ -83,7 +83,7 @@ def test_kts_export_command_writes_decoded_values_to_delta_table(
     arguments += ["--value-format", "avro", "--value-schema", str(schema), "--json"]
     arguments += ["--table-format", "delta", "--partition-by", "value.country"]
     arguments += ["--sort-within-files", "value.amount"]
-    assert main(arguments) == 1
+    assert main(arguments) == 4
     assert "offset 3" in capsys.readouterr().err
     arguments += ["--dead-letters", str(tmp_path / "letters"), "--schema-evolution", "add"]
     arguments += ["--max-rejected", "10%"]
