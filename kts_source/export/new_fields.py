@@ -50,7 +50,7 @@ _SAMPLED_ROWS: Final = 16
 """Values that are parsed per batch."""
 _MAX_FIELDS: Final = 100
 """Maximum number of fields that a task reports or adds, because names may be data, such as ids."""
-_HEADER_SIZES: Final = {0: 5, 1: 17}
+_HEADER_SIZES: Final = {b"\0": 5, b"\1": 17}
 """Bytes of Confluent's header, by its first byte."""
 
 
@@ -143,7 +143,7 @@ class NewFields:
                 continue
             start = 0
             if form.format == JSON_CONFLUENT:
-                start = _HEADER_SIZES.get(value[0], 0)
+                start = _HEADER_SIZES.get(value[:1], 0)
             try:
                 document = json.loads(value[start:])
             except (ValueError, RecursionError):

@@ -221,6 +221,22 @@ def test_more_than_100_new_fields_are_an_error(tmp_path: Path) -> None:
         Lake(tmp_path, "parquet").export(topic, **ADD)
 
 
+@pytest.mark.parametrize("on_new_fields", ["warn", "add"])
+def test_empty_value_is_skipped_when_new_fields_are_searched(
+    on_new_fields: str, tmp_path: Path
+) -> None:
+    values: list[bytes | None] = [b'\0\0\0\0\1{"id": 1, "new": 2}', b""]
+    topic = write(tmp_path / "tier", [values]) | {
+        "value.format": "json-confluent",
+        "value.schema": "id bigint",
+        "value.mode": "PERMISSIVE",
+    }
+    lake = Lake(tmp_path, "delta")
+    report = lake.export(topic, on_new_fields=on_new_fields)
+    assert report.rows == 2
+    assert (*report.new_fields, *report.added_fields) == ("value.new",)
+
+
 def test_new_field_with_a_name_that_delta_rejects_is_an_error(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     with pytest.raises(InvalidOptionError, match="has the name 'a b'"):
