@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Place(TypedDict, total=False):
+class ErrorLocation(TypedDict, total=False):
     """The location of an error."""
 
     topic: str | None
@@ -28,7 +28,7 @@ class Place(TypedDict, total=False):
     position: int | None
 
 
-_LABELS: Final = {name: name for name in Place.__annotations__} | {
+_LABELS: Final = {name: name for name in ErrorLocation.__annotations__} | {
     "uri": "object",
     "position": "byte",
 }
@@ -57,7 +57,7 @@ class TieredKafkaError(Exception):
     span: object | None = None
 
     # Unpickling calls `__init__` with `args`, and then restores all attributes.
-    def __init__(self, message: str, **location: Unpack[Place]) -> None:
+    def __init__(self, message: str, **location: Unpack[ErrorLocation]) -> None:
         super().__init__(message)
         self.message = message
         vars(self).update(_checked(location))
@@ -69,7 +69,7 @@ class TieredKafkaError(Exception):
         # terminals and logs show this text.
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
-    def located(self, **location: Unpack[Place]) -> Self:
+    def located(self, **location: Unpack[ErrorLocation]) -> Self:
         """Returns a copy of the error with a location. Keeps those parts of the location that the
         error already has.
         """
@@ -79,11 +79,11 @@ class TieredKafkaError(Exception):
         """Returns a copy of the error with `text` appended to its message."""
         return self._changed({"message": f"{self.message}{text}"})
 
-    def in_span(self, span: object, **location: Unpack[Place]) -> Self:
+    def in_span(self, span: object, **location: Unpack[ErrorLocation]) -> Self:
         """Returns a copy of the error with the attribute `span`. Keeps an existing `span`."""
         return self._changed(self._missing(location) | {"span": span})
 
-    def _missing(self, location: Place) -> dict[str, object]:
+    def _missing(self, location: ErrorLocation) -> dict[str, object]:
         facts = _checked(location).items()
         return {name: fact for name, fact in facts if getattr(self, name) is None}
 
@@ -96,7 +96,7 @@ class TieredKafkaError(Exception):
         return twin.with_traceback(self.__traceback__)
 
 
-def _checked(location: Place) -> Place:
+def _checked(location: ErrorLocation) -> ErrorLocation:
     if unknown := location.keys() - _LABELS.keys():
         raise TypeError(f"the location of an error cannot have {', '.join(sorted(unknown))}")
     return location
@@ -114,7 +114,9 @@ class KeyPrefixError(InvalidOptionError):
         key_prefix: The tier's complete key prefix; empty if unknown.
     """
 
-    def __init__(self, message: str, *, key_prefix: str = "", **location: Unpack[Place]) -> None:
+    def __init__(
+        self, message: str, *, key_prefix: str = "", **location: Unpack[ErrorLocation]
+    ) -> None:
         super().__init__(message, **location)
         self.key_prefix = key_prefix
 
@@ -134,7 +136,9 @@ class DataLossError(TieredKafkaError):
         is_hole: True if the missing offsets are a gap between the segments of a log.
     """
 
-    def __init__(self, message: str, *, is_hole: bool = False, **location: Unpack[Place]) -> None:
+    def __init__(
+        self, message: str, *, is_hole: bool = False, **location: Unpack[ErrorLocation]
+    ) -> None:
         super().__init__(message, **location)
         self.is_hole = is_hole
 
@@ -148,7 +152,7 @@ class OffsetOutOfRangeError(DataLossError):
     """
 
     def __init__(
-        self, message: str, *, is_start_time: bool = False, **location: Unpack[Place]
+        self, message: str, *, is_start_time: bool = False, **location: Unpack[ErrorLocation]
     ) -> None:
         super().__init__(message, **location)
         self.is_start_time = is_start_time
@@ -190,7 +194,7 @@ class InvalidValueError(TieredKafkaError, ValueError):
             scan.
     """
 
-    def __init__(self, message: str, *, fault: str = "", **location: Unpack[Place]) -> None:
+    def __init__(self, message: str, *, fault: str = "", **location: Unpack[ErrorLocation]) -> None:
         super().__init__(message, **location)
         self.fault = fault
 
@@ -204,7 +208,7 @@ class StoreError(TieredKafkaError):
     """
 
     def __init__(
-        self, message: str, *, attempts: tuple[str, ...] = (), **location: Unpack[Place]
+        self, message: str, *, attempts: tuple[str, ...] = (), **location: Unpack[ErrorLocation]
     ) -> None:
         super().__init__(message, **location)
         self.attempts = attempts
@@ -337,7 +341,12 @@ class RejectedRowsError(ExportError):
     """
 
     def __init__(
-        self, message: str, *, rejected: int = 0, records: int = 0, **location: Unpack[Place]
+        self,
+        message: str,
+        *,
+        rejected: int = 0,
+        records: int = 0,
+        **location: Unpack[ErrorLocation],
     ) -> None:
         super().__init__(message, **location)
         self.rejected = rejected
@@ -360,7 +369,7 @@ class TopicsFailedError(ExportError):
         errors: Mapping[str, Exception] = MappingProxyType({}),
         targets: Mapping[str, str] = MappingProxyType({}),
         report: object = None,
-        **location: Unpack[Place],
+        **location: Unpack[ErrorLocation],
     ) -> None:
         super().__init__(message, **location)
         self.errors = dict(errors)

@@ -81,7 +81,10 @@ class AbortedIntervals(ArrayValue):
         return AbortedIntervals, (self.producer_ids, self.first_offsets, self.last_offsets)
 
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
-        """Returns whether a producer's transactional batch with this base offset was aborted."""
+        """Returns whether a producer's transactional batch with this base offset was aborted.
+
+        Tests use this readable twin of the check in `kernels/decode_window.py`.
+        """
         return self.end_of(producer_id, base_offset) is not None
 
     def end_of(self, producer_id: int, base_offset: int) -> int | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from kts_source.broker.settings import BrokerSettings
-    from kts_source.errors import Place
+    from kts_source.errors import ErrorLocation
 
 
 _NAMES: Final = {
@@ -92,7 +92,7 @@ def error_name(code: int) -> str:
     return f"{_NAMES[code]} ({code})" if code in _NAMES else f"error {code}"
 
 
-def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
+def refusal(code: int, **location: Unpack[ErrorLocation]) -> BrokerError:
     """Returns the exception for an error code that retries cannot change."""
     if code in DENIED:
         return BrokerAccessError(

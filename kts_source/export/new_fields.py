@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import Place, SchemaChangedError
+from kts_source.errors import ErrorLocation, SchemaChangedError
 from kts_source.export.task import OFFSET
 from kts_source.options.value_formats import (
     AVRO_APICURIO,
@@ -138,7 +138,7 @@ class NewFields:
         return texts
 
     def _avro(
-        self, form: ColumnFormat, values: pa.Array, place: Callable[[int], Place]
+        self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
     ) -> Iterator[tuple[str, str, int]]:
         """Yields the path, the text for `found` and the row of each new field."""
         decoder: Any = value_decoder(form)
@@ -157,7 +157,7 @@ class NewFields:
             yield from ((path, f"{path} (schema id {schema_id})", row) for path in paths)
 
     def _json(
-        self, form: ColumnFormat, values: pa.Array, place: Callable[[int], Place]
+        self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
     ) -> Iterator[tuple[str, str, int]]:
         """Yields the path, the text for `found` and the row of each new field."""
         kind = self._types[form.column]
@@ -187,8 +187,8 @@ class NewFields:
             yield from ((path, path, row) for path in paths)
 
 
-def _place(rows: pa.RecordBatch, row: int) -> Place:
-    return Place(
+def _place(rows: pa.RecordBatch, row: int) -> ErrorLocation:
+    return ErrorLocation(
         topic=rows.column(TOPIC)[row].as_py(),
         partition=rows.column(PARTITION)[row].as_py(),
         offset=rows.column(OFFSET)[row].as_py(),

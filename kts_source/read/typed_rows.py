@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
-from kts_source.errors import InvalidValueError, Place, TieredKafkaError
+from kts_source.errors import ErrorLocation, InvalidValueError, TieredKafkaError
 from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE, only_fields
 from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of, fields_of
@@ -333,8 +333,8 @@ def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidV
     )
 
 
-def _location(batch: pa.RecordBatch, row: int) -> Place:
-    return Place(
+def _location(batch: pa.RecordBatch, row: int) -> ErrorLocation:
+    return ErrorLocation(
         topic=batch.column(TOPIC)[row].as_py(),
         partition=batch.column(PARTITION)[row].as_py(),
         offset=batch.column("offset")[row].as_py(),

@@ -77,7 +77,7 @@ _MANY_BATCHES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
+class MicroBatchLimits:
     """Limits of a micro-batch; `None` means no limit. A batch ends at the first limit that it
     reaches.
 
@@ -93,11 +93,11 @@ class BatchLimits:
     segments: int | None = None
 
 
-NO_LIMITS = BatchLimits()
+NO_LIMITS = MicroBatchLimits()
 
 
 def admit(
-    pending: Mapping[TopicPartition, Iterator[PendingSegment]], limits: BatchLimits
+    pending: Mapping[TopicPartition, Iterator[PendingSegment]], limits: MicroBatchLimits
 ) -> dict[TopicPartition, int]:
     """Chooses the segments of a micro-batch. Returns the end offset (exclusive) for each partition
     that the batch reads. Takes only as many segments from the iterators as the batch needs.
@@ -569,9 +569,9 @@ class TierStream:
         check_plan(scan_plan, options, self._looker.tier.store)
         return scan_plan
 
-    def _limits(self) -> BatchLimits:
+    def _limits(self) -> MicroBatchLimits:
         settings = self._options.stream
-        return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
+        return MicroBatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
 
     def _note_small_batches(self, pending: Sequence[PendingPartition]) -> None:
         """Warns once if `maxOffsetsPerTrigger` splits the unread offsets into many tiny batches."""

@@ -284,7 +284,8 @@ def test_new_avro_field_with_different_types_is_an_error_that_names_it(
     count: int, tmp_path: Path
 ) -> None:
     schemas = [avro_record("int"), avro_record("int", "int"), avro_record("int", "string")]
-    values: list[bytes | None] = [b"\0\0\0\0\2\2\4"] * count + [b"\0\0\0\0\3\2\2x"]
+    values: list[bytes | None] = [b"\0\0\0\0\2\2\4" for _ in range(count)]
+    values.append(b"\0\0\0\0\3\2\2x")
     topic = write_avro(tmp_path, schemas, values)
     lake = Lake(tmp_path, "delta")
     with pytest.raises(SchemaChangedError, match=r"value\.f1 is .* on_new_fields='warn'") as caught:

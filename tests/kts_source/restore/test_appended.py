@@ -4,7 +4,7 @@ data.
 
 from __future__ import annotations
 
-from kts_source.restore.writing import abort_marker, empty_batch
+from kts_source.restore.partition_writer import abort_marker, empty_batch
 from segment_format.record.records import iter_batches
 from segment_format.testing import ABORT, write_control_batch
 

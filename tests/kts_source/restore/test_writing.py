@@ -506,7 +506,7 @@ def test_resumed_write_after_broker_ran_is_rejected_without_changes(
     cluster.add_topic("epochs")
     cluster.plan(EPOCHS)
     with monkeypatch.context() as patch:
-        patch.setattr("kts_source.restore.writing.place", _crash)
+        patch.setattr("kts_source.restore.writing.place_files", _crash)
         with pytest.raises(_CrashError):
             cluster.write(EPOCHS)
     log = cluster.log_dir / "epochs-0" / f"{base:020d}.log"

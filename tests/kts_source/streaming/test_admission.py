@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kts_source.streaming.look import PendingSegment, segment_order
 from kts_source.streaming.offsets import TopicPartition
-from kts_source.streaming.tier_stream import NO_LIMITS, BatchLimits, admit
+from kts_source.streaming.tier_stream import NO_LIMITS, MicroBatchLimits, admit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ def random_logs(draw: st.DrawFn) -> Logs:
 
 
 limits = st.builds(
-    BatchLimits,
+    MicroBatchLimits,
     st.none() | st.integers(1, 120),
     st.none() | st.integers(1, 3000),
     st.none() | st.integers(1, 6),
@@ -55,7 +55,7 @@ def pending_from(segments: Sequence[PendingSegment], start: int) -> Iterator[Pen
 
 @given(random_logs(), limits)
 def test_batches_of_a_stream_cover_all_offsets_once_within_limits(
-    logs: Logs, limit: BatchLimits
+    logs: Logs, limit: MicroBatchLimits
 ) -> None:
     position = {partition: segments[0].start for partition, segments in logs.items() if segments}
     end = {partition: segments[-1].stop for partition, segments in logs.items() if segments}
@@ -105,7 +105,7 @@ def test_admit_returns_offsets_of_oldest_segment_first(logs: Logs, count: int) -
             oldest = min(heads, key=lambda partition: (heads[partition].order, partition))
             expected[oldest] = remaining[oldest].pop(0).stop
     pending = {partition: iter(segments) for partition, segments in logs.items()}
-    assert admit(pending, BatchLimits(segments=count)) == expected
+    assert admit(pending, MicroBatchLimits(segments=count)) == expected
 
 
 def test_admit_describes_only_the_segments_that_it_needs() -> None:
@@ -117,7 +117,7 @@ def test_admit_describes_only_the_segments_that_it_needs() -> None:
             yield PendingSegment(offset, offset + 1, 10, segment_order(offset))
 
     pending = {TopicPartition("t", number): endless(number) for number in range(3)}
-    assert admit(pending, BatchLimits(segments=4)) == {
+    assert admit(pending, MicroBatchLimits(segments=4)) == {
         TopicPartition("t", 0): 2,
         TopicPartition("t", 1): 1,
         TopicPartition("t", 2): 1,
