@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from kts_source.errors import SchemaChangedError
+from kts_source.columns import PARTITION, TOPIC
+from kts_source.errors import ErrorLocation, SchemaChangedError
+from kts_source.export.task import OFFSET
 from kts_source.options.value_formats import (
     AVRO_APICURIO,
     AVRO_CONFLUENT,
@@ -40,7 +43,7 @@ from segment_format.values.avro.schema import (
 from segment_format.values.json.ddl import TypeInference, parse_ddl, print_ddl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kts_source.options.value_formats import ColumnFormat
     from segment_format.values.avro.schema import Schema
@@ -50,7 +53,9 @@ _SAMPLED_ROWS: Final = 16
 """Values that are parsed per batch."""
 _MAX_FIELDS: Final = 100
 """Maximum number of fields that a task reports or adds, because names may be data, such as ids."""
-_HEADER_SIZES: Final = {0: 5, 1: 17}
+_SHOWN_FIELDS: Final = 5
+"""Maximum number of new fields whose first records an error names."""
+_HEADER_SIZES: Final = {b"\0": 5, b"\1": 17}
 """Bytes of Confluent's header, by its first byte."""
 
 
@@ -63,7 +68,8 @@ class NewFields:
 
     Attributes:
         columns: Columns that `add_unknown` needs in a batch.
-        found: Paths of the new fields, such as `value.discount`; for Avro, with the schema id.
+        found: The new fields, with the place of the first record that has them. A field is named
+            by its path, such as `value.discount`; for Avro, with the first schema id.
     """
 
     def __init__(self, formats: Sequence[ColumnFormat], *, adds: bool) -> None:
@@ -79,9 +85,11 @@ class NewFields:
         }
         self._adds = adds
         self._inferences = {column: TypeInference() for column in self._types}
-        self._avro_schemas: dict[str, Schema] = {}
-        self.found: dict[str, None] = {}
-        self._known_ids: set[int | str] = set()
+        self._avro_writers: dict[str, list[Schema]] = {form.column: [] for form in self._formats}
+        self._avro_texts: dict[str, str] = {}
+        self.found: dict[str, str] = {}
+        self._paths: set[str] = set()
+        self._known_ids: set[tuple[str, int | str]] = set()
 
     def add_unknown(self, batch: pa.RecordBatch) -> None:
         """Adds the new fields in a batch to `found`.
@@ -96,54 +104,71 @@ class NewFields:
             if not is_avro and not self._adds:
                 step = max(1, batch.num_rows // _SAMPLED_ROWS)
                 rows = batch.take(pa.array(range(0, batch.num_rows, step), pa.int64()))
+            place = partial(_place, rows)
             columns = {name: rows.column(name) for name in needed_columns((form,))}
             values = framed(
                 pa.RecordBatch.from_pydict({**columns, form.column: rows.column(form.raw_column)}),
                 form,
             )
-            texts = self._avro(form, values) if is_avro else self._json(form, values)
-            for text in texts:
-                if len(self.found) < _MAX_FIELDS:
-                    self.found[text] = None
-                elif self._adds and text not in self.found:
+            fields = self._avro(form, values, place) if is_avro else self._json(form, values, place)
+            for path, text, row in fields:
+                if path in self._paths:
+                    continue
+                if len(self._paths) < _MAX_FIELDS:
+                    self._paths.add(path)
+                    self.found[text] = (
+                        "topic {topic}, partition {partition}, offset {offset}".format(**place(row))
+                    )
+                elif self._adds:
                     raise SchemaChangedError(
                         f"the records of {form.column} have more than {_MAX_FIELDS} fields that the"
                         f" schema lacks, such as {text}. If their names are data, declare a map in"
-                        f" option '{form.column}.schema'; otherwise add the fields there"
+                        f" option '{form.column}.schema'; otherwise add the fields there",
+                        **place(row),
                     )
 
     def schemas(self) -> dict[str, str]:
         """Returns a schema for each column with new fields, as `add_fields` needs it. For Avro, it
         is the export's schema with the new fields; for JSON, a DDL with only the new fields.
         """
-        texts = {column: print_avro(schema) for column, schema in self._avro_schemas.items()}
+        texts = dict(self._avro_texts)
         for column, inference in self._inferences.items():
             if (kind := inference.type) is not None:
                 texts[column] = print_ddl(kind)
         return texts
 
-    def _avro(self, form: ColumnFormat, values: pa.Array) -> Iterator[str]:
+    def _avro(
+        self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
+    ) -> Iterator[tuple[str, str, int]]:
+        """Yields the path, the text for `found` and the row of each new field."""
         decoder: Any = value_decoder(form)
-        for schema_id, schema in decoder.writers_of(values):
-            if schema_id in self._known_ids:
+        for row, schema_id, schema in decoder.writers_of(values):
+            if (form.column, schema_id) in self._known_ids:
                 continue
-            self._known_ids.add(schema_id)
+            self._known_ids.add((form.column, schema_id))
             paths = list(_new_avro_fields(schema, form.reader_schema, form.column))
             if paths and self._adds:
-                known = self._avro_schemas.get(form.column, form.reader_schema)
-                self._avro_schemas[form.column] = extended(known, schema)
-            yield from (f"{path} (schema id {schema_id})" for path in paths)
+                writers = self._avro_writers[form.column]
+                writers.append(schema)
+                try:
+                    self._avro_texts[form.column] = _extended_text(form, writers)
+                except SchemaChangedError as error:
+                    raise error.located(**place(row)) from None
+            yield from ((path, f"{path} (schema id {schema_id})", row) for path in paths)
 
-    def _json(self, form: ColumnFormat, values: pa.Array) -> Iterator[str]:
+    def _json(
+        self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
+    ) -> Iterator[tuple[str, str, int]]:
+        """Yields the path, the text for `found` and the row of each new field."""
         kind = self._types[form.column]
         if self._adds and form.format == JSON and not may_have_new_fields(values, kind):
             return
-        for value in values.to_pylist():
+        for row, value in enumerate(values.to_pylist()):
             if value is None:
                 continue
             start = 0
             if form.format == JSON_CONFLUENT:
-                start = _HEADER_SIZES.get(value[0], 0)
+                start = _HEADER_SIZES.get(value[:1], 0)
             try:
                 document = json.loads(value[start:])
             except (ValueError, RecursionError):
@@ -155,9 +180,35 @@ class NewFields:
                 except ValueError as error:
                     raise SchemaChangedError(
                         f"the new fields of {form.column} have no common type: {error} in option"
-                        f" '{form.column}.schema'"
+                        f" '{form.column}.schema', or set on_new_fields='warn' to export without"
+                        " these fields",
+                        **place(row),
                     ) from None
-            yield from paths
+            yield from ((path, path, row) for path in paths)
+
+
+def _place(rows: pa.RecordBatch, row: int) -> ErrorLocation:
+    return ErrorLocation(
+        topic=rows.column(TOPIC)[row].as_py(),
+        partition=rows.column(PARTITION)[row].as_py(),
+        offset=rows.column(OFFSET)[row].as_py(),
+    )
+
+
+def _extended_text(form: ColumnFormat, writers: Sequence[Schema]) -> str:
+    """Returns the text of an Avro format's schema with the new fields of `writers`.
+
+    Raises:
+        SchemaChangedError: The new fields have no common type.
+    """
+    try:
+        return print_avro(extended(form.reader_schema, writers, form.column))
+    except AvroSchemaError as error:
+        raise SchemaChangedError(
+            f"new fields of {form.column} cannot be added: {error}. Set option"
+            f" '{form.column}.schema' to a schema that has them, or on_new_fields='warn' to export"
+            " without them"
+        ) from None
 
 
 def add_fields(
@@ -178,6 +229,18 @@ def add_fields(
     )
 
 
+def first_places(found: Mapping[str, str], message: str) -> str:
+    """Returns a text with the first records of the new fields `found`, for the end of an error's
+    `message`. Fields that the message names come first.
+    """
+
+    def is_other(name: str) -> bool:
+        return name.partition(" (schema id")[0].rpartition(".")[2] not in message
+
+    shown = sorted(found, key=is_other)[:_SHOWN_FIELDS]
+    return f". First records: {'; '.join(f'{name} in {found[name]}' for name in shown)}"
+
+
 def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
     if not texts:
         return form
@@ -186,16 +249,8 @@ def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
         for text in texts[1:]:
             new = _merged(new, parse_ddl(text), form.column)
         return with_json_fields(form, new)
-    schema = form.reader_schema
-    try:
-        for text in texts:
-            schema = extended(schema, parse_avro(text))
-        return replace(form, schema=print_avro(schema), references=())
-    except AvroSchemaError as error:
-        raise SchemaChangedError(
-            f"new fields of {form.column} cannot be added: {error}. Set option"
-            f" '{form.column}.schema' to a schema that has them"
-        ) from None
+    text = _extended_text(form, [parse_avro(text) for text in texts])
+    return replace(form, schema=text, references=())
 
 
 def with_json_fields(form: ColumnFormat, kind: pa.DataType) -> ColumnFormat:
@@ -239,7 +294,8 @@ def _merged(first: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
     if first != other:
         raise SchemaChangedError(
             f"the new field {path} is {first} in some records and {other} in others. Add it to"
-            f" option '{path.partition('.')[0]}.schema'"
+            f" option '{path.partition('.')[0]}.schema', or set on_new_fields='warn' to export"
+            " without it"
         )
     return first
 

@@ -83,7 +83,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     schema = read_schema(options.columns, options.formats)
     for name in typed_columns(options):
         if settings.transform is None:
-            _check_writable(name, schema.field(name).type, settings.table_format)
+            _check_writable(name, schema.field(name).type, settings)
 
 
 def _check_adds(options: ScanOptions) -> None:
@@ -114,13 +114,18 @@ def typed_columns(options: ScanOptions) -> tuple[str, ...]:
     return tuple(form.column for form in options.formats if form.column in options.columns)
 
 
-def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
+def _check_writable(path: str, kind: pa.DataType, settings: ExportSettings) -> None:
     """Raises `InvalidOptionError` if a table cannot store a decoded column. Called before any
     record is read.
     """
     advice = f"drop it with option '{path.partition('.')[0]}.columns', or export bytes"
+    if settings.on_new_fields == ADD:  # refuses this option
+        advice = (
+            "set on_new_fields='warn' to export without new fields; if the field is in option"
+            f" '{path}.schema', remove it there"
+        )
     for inner, inner_kind in _nested_types(path, kind):
-        reason = type_fault(inner_kind, table_format)
+        reason = type_fault(inner_kind, settings.table_format)
         if pa.types.is_null(inner_kind):
             reason = "is always null"
         if reason:

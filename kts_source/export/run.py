@@ -21,6 +21,7 @@ from kts_source.errors import (
     CommitConflictError,
     ExportError,
     FingerprintError,
+    InvalidOptionError,
     RangeOverlapError,
     SchemaChangedError,
     TransformError,
@@ -381,13 +382,20 @@ class _Run:
             schemas = [report.new_schemas for report in reports]
             if not any(schemas):
                 return reports, job
-            from kts_source.export.new_fields import add_fields
+            from kts_source.export.new_fields import add_fields, first_places
 
             self._discard(reports, job)
-            self.options = replace(self.options, formats=add_fields(self.options.formats, schemas))
-            check_typed(self.options, self.settings)
+            found: dict[str, str] = {}
+            for report in reports:
+                for name, place in report.new_fields.items():
+                    found.setdefault(name, place)
+            try:
+                formats = add_fields(self.options.formats, schemas)
+                self.options = replace(self.options, formats=formats)
+                check_typed(self.options, self.settings)
+            except (InvalidOptionError, SchemaChangedError) as error:
+                raise error.extended(first_places(found, error.message)) from None
             job = replace(job, options=self.options, columns=self._typed_columns(state))
-            found = dict.fromkeys(name for report in reports for name in report.new_fields)
             self.added_fields = (*self.added_fields, *found)
             log.info("reading the wave again with the new fields %s", ", ".join(found))
 

@@ -172,7 +172,8 @@ class TaskReport:
         schema: Schema of the rows that the task wrote; `None` if it wrote no row.
         rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.
-        new_fields: Fields of keys and values that the schema lacks.
+        new_fields: Fields of keys and values that the schema lacks, with the place of their first
+            record.
         new_schemas: With `on_new_fields="add"`, the result of `NewFields.schemas`.
         counts: Numbers of read and of rejected records by partition.
         segment_bytes: Original bytes of the parts of segments that the task read.
@@ -195,7 +196,7 @@ class TaskReport:
     rows_read: int = 0
     dead_letters: DeadLetterFile | None = None
     counts: tuple[RecordCounts, ...] = ()
-    new_fields: tuple[str, ...] = ()
+    new_fields: Mapping[str, str] = field(default_factory=dict[str, str])
     new_schemas: Mapping[str, str] = field(default_factory=dict[str, str])
     segment_bytes: int = 0
     requests: int = 0
@@ -223,7 +224,6 @@ class TaskReport:
             files=files,
             schema=schema and schema_from_text(schema),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
-            new_fields=tuple(value.pop("new_fields")),
             counts=tuple(RecordCounts(**count) for count in value.pop("counts")),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),

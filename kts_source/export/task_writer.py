@@ -201,7 +201,7 @@ class TaskWriter:
             files=tuple(self._done),
             schema=self._schema,
             dead_letters=self._letters.close(),
-            new_fields=() if self._fields is None else tuple(self._fields.found),
+            new_fields={} if self._fields is None else self._fields.found,
             new_schemas={} if self._fields is None else self._fields.schemas(),
             counts=sum_counts((*self._counts.values(), *self._letters.counts)),
             seconds=time.monotonic() - self._began,

@@ -177,17 +177,18 @@ class FramedAvroDecoder:
             bad.sort(key=lambda value: value.row)
         return self._runner.run(values, programs, program_of=program_of, prefix=prefix, bad=bad)
 
-    def writers_of(self, values: pa.Array) -> Iterator[tuple[int | str, Schema]]:
-        """Yields the ids and writers' schemas of the values in a `pa.binary()` array. Skips ids
-        without a schema.
+    def writers_of(self, values: pa.Array) -> Iterator[tuple[int, int | str, Schema]]:
+        """Yields the first row, the id and the schema of each writer's schema that the values in a
+        `pa.binary()` array have. Skips ids without a schema.
         """
-        _, _, schemas, _, invalid = self._framing.read(values)
+        _, _, schemas, schema_of, invalid = self._framing.read(values)
         for index, schema_id in enumerate(schemas):
             if index not in invalid:
                 try:
-                    yield schema_id, self._writer_schema(schema_id)
+                    schema = self._writer_schema(schema_id)
                 except (LookupError, AvroSchemaError):
                     continue
+                yield int(np.argmax(schema_of == index)), schema_id, schema
 
     def _writer(self, schema_id: int | str) -> _Writer:
         with self._lock:

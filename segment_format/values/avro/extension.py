@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Final
 
 from segment_format.values.avro.schema import (
+    DOUBLE,
+    FLOAT,
+    INT,
+    LONG,
     NULL,
     Array,
     AvroSchemaError,
@@ -21,29 +26,49 @@ from segment_format.values.avro.schema import (
     Union,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def extended(reader: Schema, writer: Schema) -> Schema:
-    """Returns the reader's schema with the fields that only the writer's schema has, at any depth.
+
+_WIDER: Final = {
+    frozenset((INT, LONG)): LONG,
+    frozenset((INT, FLOAT)): DOUBLE,
+    frozenset((LONG, FLOAT)): DOUBLE,
+    frozenset((INT, DOUBLE)): DOUBLE,
+    frozenset((LONG, DOUBLE)): DOUBLE,
+    frozenset((FLOAT, DOUBLE)): DOUBLE,
+}
+"""Type that a reader can use for values of two types. Not float for int, which has more digits."""
+
+
+def extended(reader: Schema, writers: Sequence[Schema], path: str) -> Schema:
+    """Returns the reader's schema with the fields that only writers' schemas have, at any depth.
 
     New fields are added after the existing fields of their record. Their type is a union with null,
-    and their default is null. Existing fields keep their types. A union is extended only if it
-    consists of null and one other type.
+    and their default is null. If writers have different types of a new field, it gets a type with
+    which the values of all writers can be read, in whatever order the writers are. Existing fields
+    keep their types. A union is extended only if it consists of null and one other type. `path`
+    names the schema in errors.
+
+    Raises:
+        AvroSchemaError: The types of a new field have no common type.
     """
-    if isinstance(writer, Union):
-        inner = non_null(writer)
-        return reader if inner is None else extended(reader, inner)
     if isinstance(reader, Union):
         inner = non_null(reader)
         if inner is None:
             return reader
-        more = extended(inner, writer)
+        more = extended(inner, writers, path)
         return Union(tuple(more if branch is inner else branch for branch in reader.branches))
-    if isinstance(reader, Record) and isinstance(writer, Record):
-        return _extended_record(reader, writer)
-    if isinstance(reader, Array) and isinstance(writer, Array):
-        return Array(extended(reader.items, writer.items))
-    if isinstance(reader, Map) and isinstance(writer, Map):
-        return Map(extended(reader.values, writer.values))
+    kinds = [kind for kind in map(non_null, writers) if kind is not None]
+    if isinstance(reader, Record):
+        records = [kind for kind in kinds if isinstance(kind, Record)]
+        return _extended_record(reader, records, path)
+    if isinstance(reader, Array):
+        items = [kind.items for kind in kinds if isinstance(kind, Array)]
+        return Array(extended(reader.items, items, path))
+    if isinstance(reader, Map):
+        values = [kind.values for kind in kinds if isinstance(kind, Map)]
+        return Map(extended(reader.values, values, path))
     return reader
 
 
@@ -57,18 +82,75 @@ def non_null(schema: Schema) -> Schema | None:
     return branches[0] if len(branches) == 1 else None
 
 
-def _extended_record(reader: Record, writer: Record) -> Record:
-    of_writer = {field.name: field for field in writer.fields}
-    fields = []
-    for field in reader.fields:
-        names = (field.name, *field.aliases)
-        written = [of_writer.pop(name) for name in names if name in of_writer]
-        kind = extended(field.type, written[0].type) if written else field.type
-        fields.append(replace(field, type=kind))
+def _extended_record(reader: Record, writers: Sequence[Record], path: str) -> Record:
+    existing: dict[str, list[Schema]] = {field.name: [] for field in reader.fields}
+    new: dict[str, list[Schema]] = {}
+    for writer in writers:
+        of_writer = {field.name: field.type for field in writer.fields}
+        for field in reader.fields:
+            names = (field.name, *field.aliases)
+            written = [of_writer.pop(name) for name in names if name in of_writer]
+            existing[field.name] += written[:1]
+        for name, kind in of_writer.items():
+            new.setdefault(name, []).append(kind)
+    fields = [
+        replace(field, type=extended(field.type, existing[field.name], f"{path}.{field.name}"))
+        for field in reader.fields
+    ]
     fields += (
-        Field(field.name, (), _nullable(field.type), Default(None)) for field in of_writer.values()
+        Field(
+            name,
+            (),
+            _nullable(reduce(partial(_common, path=f"{path}.{name}"), kinds)),
+            Default(None),
+        )
+        for name, kinds in new.items()
     )
     return replace(reader, fields=tuple(fields))
+
+
+def _common(first: Schema, other: Schema, path: str) -> Schema:
+    """Returns a type with which values of both types can be read. It is the same if `first` and
+    `other` are exchanged, except for the order of fields and symbols. Raises `AvroSchemaError` if
+    there is none.
+    """
+    if first == other:
+        return first
+    if isinstance(first, Union) or isinstance(other, Union):
+        one, two = non_null(_nullable(first)), non_null(_nullable(other))
+        if one is not None and two is not None:
+            return _nullable(_common(one, two, path))
+        if _nullable(first) == _nullable(other):
+            return _nullable(first)
+    if isinstance(first, Array) and isinstance(other, Array):
+        return Array(_common(first.items, other.items, path))
+    if isinstance(first, Map) and isinstance(other, Map):
+        return Map(_common(first.values, other.values, path))
+    if isinstance(first, Record) and isinstance(other, Record) and first.name == other.name:
+        return _common_record(first, other, path)
+    if isinstance(first, Enum) and isinstance(other, Enum) and first.name == other.name:
+        return Enum(first.name, (), tuple(dict.fromkeys((*first.symbols, *other.symbols))))
+    if isinstance(first, Primitive) and isinstance(other, Primitive):
+        wider = _WIDER.get(frozenset((first.kind, other.kind)))
+        if wider and first.logical is None and other.logical is None:
+            return Primitive(wider)
+    raise AvroSchemaError(f"the new field {path} is {first} in some schemas and {other} in others")
+
+
+def _common_record(first: Record, other: Record, path: str) -> Record:
+    kinds = {field.name: field.type for field in first.fields}
+    of_other = {field.name: field.type for field in other.fields}
+    for name, kind in of_other.items():
+        kinds[name] = (
+            _common(kinds[name], kind, f"{path}.{name}") if name in kinds else _nullable(kind)
+        )
+    for name in kinds.keys() - of_other.keys():
+        kinds[name] = _nullable(kinds[name])
+    fields = (
+        Field(name, (), kind, Default(None) if kind == _nullable(kind) else None)
+        for name, kind in kinds.items()
+    )
+    return Record(first.name, (), tuple(fields))
 
 
 def _nullable(kind: Schema) -> Schema:

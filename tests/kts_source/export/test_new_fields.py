@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kts_source.errors import InvalidOptionError, InvalidValueError, SchemaChangedError
+from kts_source.errors import InvalidOptionError, SchemaChangedError
 from kts_source.export.new_fields import _new_json_fields, may_have_new_fields
 from kts_source.export.task import TaskReport
 from segment_format.values.json.ddl import parse_ddl
@@ -221,10 +221,31 @@ def test_more_than_100_new_fields_are_an_error(tmp_path: Path) -> None:
         Lake(tmp_path, "parquet").export(topic, **ADD)
 
 
+@pytest.mark.parametrize("on_new_fields", ["warn", "add"])
+def test_empty_value_is_skipped_when_new_fields_are_searched(
+    on_new_fields: str, tmp_path: Path
+) -> None:
+    values: list[bytes | None] = [b'\0\0\0\0\1{"id": 1, "new": 2}', b""]
+    topic = write(tmp_path / "tier", [values]) | {
+        "value.format": "json-confluent",
+        "value.schema": "id bigint",
+        "value.mode": "PERMISSIVE",
+    }
+    lake = Lake(tmp_path, "delta")
+    report = lake.export(topic, on_new_fields=on_new_fields)
+    assert report.rows == 2
+    assert (*report.new_fields, *report.added_fields) == ("value.new",)
+
+
 def test_new_field_with_a_name_that_delta_rejects_is_an_error(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
-    with pytest.raises(InvalidOptionError, match="has the name 'a b'"):
-        lake.export(json_topic(tmp_path / "tier", [{"id": 1, "a b": 1}]), **ADD)
+    topic = json_topic(tmp_path / "tier", [{"id": 1}, {"id": 2, "a b": 1}])
+    with pytest.raises(InvalidOptionError, match="has the name 'a b'") as caught:
+        lake.export(topic, **ADD)
+    assert "value.a b in topic orders, partition 0, offset 1" in str(caught.value)
+    # Do what the error advises.
+    assert "set on_new_fields='warn' to export without new fields" in str(caught.value)
+    assert lake.export(topic, on_new_fields="warn").rows == 2
 
 
 def test_on_new_fields_add_is_refused_with_selected_or_undecoded_fields(tmp_path: Path) -> None:
@@ -237,29 +258,86 @@ def test_on_new_fields_add_is_refused_with_selected_or_undecoded_fields(tmp_path
             Lake(tmp_path, "delta").export(options, **ADD)
 
 
-def test_new_avro_field_with_different_types_is_an_error_that_names_it(tmp_path: Path) -> None:
-    def schema(*types: str) -> str:
-        fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(types)]
-        return json.dumps({"type": "record", "name": "R", "fields": fields})
+def avro_record(*types: Any) -> dict[str, Any]:  # noqa: ANN401  # any Avro type
+    fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(types)]
+    return {"type": "record", "name": "R", "fields": fields}
 
-    registry = tmp_path / "schemas"
-    registry.mkdir()
-    for number, types in enumerate((("int",), ("int", "int"), ("int", "string")), 1):
-        (registry / f"{number}.avsc").write_text(schema(*types))
-    values: list[bytes | None] = [b"\0\0\0\0\1\2", b"\0\0\0\0\2\2\4", b"\0\0\0\0\3\2\2x"]
-    topic = write(tmp_path / "tier", [values]) | {
+
+def write_avro(
+    folder: Path, schemas: list[dict[str, Any]], values: list[bytes | None]
+) -> dict[str, str]:
+    """Writes values of `schemas`, whose ids start at 1. The first is the schema of the export."""
+    registry = folder / "schemas"
+    registry.mkdir(parents=True)
+    for number, schema in enumerate(schemas, 1):
+        (registry / f"{number}.avsc").write_text(json.dumps(schema))
+    return write(folder / "tier", [values]) | {
         "value.format": "avro-confluent",
         "value.schema-registry.url": str(registry),
-        "value.schema": schema("int"),
+        "value.schema": json.dumps(schemas[0]),
+        "maxSegmentsPerTask": "1",
     }
+
+
+@pytest.mark.parametrize("count", [1, 10], ids=["one-task", "two-tasks"])
+def test_new_avro_field_with_different_types_is_an_error_that_names_it(
+    count: int, tmp_path: Path
+) -> None:
+    schemas = [avro_record("int"), avro_record("int", "int"), avro_record("int", "string")]
+    values: list[bytes | None] = [b"\0\0\0\0\2\2\4" for _ in range(count)]
+    values.append(b"\0\0\0\0\3\2\2x")
+    topic = write_avro(tmp_path, schemas, values)
     lake = Lake(tmp_path, "delta")
-    with pytest.raises(InvalidValueError, match=r"'f1'.*offset 2"):
-        lake.export(topic, **ADD)
+    with pytest.raises(SchemaChangedError, match=r"value\.f1 is .* on_new_fields='warn'") as caught:
+        lake.export(topic | {"value.mode": "PERMISSIVE"}, **ADD)
+    if count == 1:
+        place = caught.value.topic, caught.value.partition, caught.value.offset
+        assert place == (TOPIC, 0, 1)
+    else:
+        assert "value.f1 (schema id 2) in topic orders, partition 0, offset 0" in str(caught.value)
+        assert "value.f1 (schema id 3) in topic orders, partition 0, offset 10" in str(caught.value)
     assert lake.read().num_rows == 0
 
 
+@pytest.mark.parametrize("count", [1, 10], ids=["one-task", "two-tasks"])
+@pytest.mark.parametrize("first", [2, 3])
+def test_new_avro_field_gets_the_wider_type_in_any_order(
+    first: int, count: int, tmp_path: Path
+) -> None:
+    schemas = [avro_record("int"), avro_record("int", "int"), avro_record("int", "long")]
+    ids = [first] * count + [5 - first]
+    values: list[bytes | None] = [bytes([0, 0, 0, 0, number, 2, 4]) for number in ids]
+    topic = write_avro(tmp_path, schemas, values)
+    lake = Lake(tmp_path, "delta")
+    lake.export(topic | {"value.mode": "PERMISSIVE"}, **ADD)
+    assert values_of(lake) == [{"f0": 1, "f1": 2}] * len(ids)
+    assert lake.read().schema.field("value").type.field("f1").type == pa.int64()
+
+
+def test_new_avro_field_of_a_type_that_has_changed_is_an_error(tmp_path: Path) -> None:
+    def address(*types: str) -> dict[str, Any]:
+        return avro_record(*types) | {"name": "Address"}
+
+    schemas = [avro_record(address("int")), avro_record(address("int", "int"), "Address")]
+    topic = write_avro(tmp_path, schemas, [b"\0\0\0\0\1\2", b"\0\0\0\0\2\2\4\6\10"])
+    message = r"different types named Address.* on_new_fields='warn'.*topic orders, .*offset 1"
+    lake = Lake(tmp_path, "delta")
+    with pytest.raises(SchemaChangedError, match=message):
+        lake.export(topic, **ADD)
+    assert lake.export(topic, on_new_fields="warn").rows == 2
+
+
+def test_new_avro_fields_of_many_schema_ids_are_counted_once(tmp_path: Path) -> None:
+    schemas = [avro_record("int")] + [avro_record("int", *["int"] * 30)] * 4
+    values: list[bytes | None] = [bytes([0, 0, 0, 0, number, *[2] * 31]) for number in range(2, 6)]
+    report = Lake(tmp_path, "parquet").export(write_avro(tmp_path, schemas, values), **ADD)
+    assert report.added_fields == tuple(f"value.f{n} (schema id 2)" for n in range(1, 31))
+
+
 def test_task_report_with_new_schemas_survives_a_round_trip() -> None:
-    report = TaskReport(number=1, new_fields=("value.a",), new_schemas={"value": "a bigint"})
+    report = TaskReport(
+        number=1, new_fields={"value.a": "offset 1"}, new_schemas={"value": "a bigint"}
+    )
     assert TaskReport.from_text(report.to_text()) == report
 
 
