@@ -5,6 +5,7 @@ tracebacks.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
     """Yields the results of `call` for each task as they become available.
 
     Close the iterator to cancel the remaining tasks. The processes write log lines to stderr, in
-    the format of this process if logger `kts_source` has a handler.
+    the format of this process if logger `kts_source` has a handler whose formatter they can load.
 
     Args:
         call: Picklable function with picklable arguments and results.
@@ -106,7 +107,8 @@ def _begin_worker(started: SimpleQueue[int], log_format: tuple[int, bytes] | Non
     if log_format is not None and not ours.hasHandlers():  # the script may have added one
         level, formatter = log_format
         handler = logging.StreamHandler()
-        handler.setFormatter(pickle.loads(formatter))
+        with contextlib.suppress(Exception):  # this process may lack the class of the formatter
+            handler.setFormatter(pickle.loads(formatter))
         ours.addHandler(handler)
         ours.setLevel(level)
     signal.signal(signal.SIGINT, _Worker.on_interrupt)

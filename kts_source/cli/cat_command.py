@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 1.0
 _GROWTH: Final = 8
 """Factor by which `--tail` enlarges the range of offsets that it reads."""
+_MIN_EPOCH_MS: Final = 10**11
+"""Smaller numbers are probably in seconds."""
 _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 
 
@@ -269,6 +271,11 @@ def _start_at(options: dict[str, str], since: str) -> None:
     if re.fullmatch(r"\d{1,9}", since):
         raise InvalidOptionError(
             f"--since {since} has no unit: write {since}s, {since}m, {since}h or {since}d"
+        )
+    if re.fullmatch(r"\d+", since) and int(since) < _MIN_EPOCH_MS:
+        raise InvalidOptionError(
+            f"--since must be in ms since 1970, but {since} ms is before March 1973. If it is in"
+            f" seconds, write {since}000"
         )
     text = f"-{since}" if re.fullmatch(r"\d+ *[a-z]+", since) else since
     try:

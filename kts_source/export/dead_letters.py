@@ -148,7 +148,7 @@ def check_dead_letters(settings: ExportSettings) -> None:
     """
     if settings.dead_letters is None:
         return
-    key = f"{ATTEMPTS}probe-{uuid.uuid4().hex}"
+    key = f"{ATTEMPTS}probe-{uuid.uuid4().hex}{_SUFFIX}"  # `clean` removes it after a kill
     with closing(open_target(settings.dead_letters, settings.storage)) as target:
         try:
             with closing(target.open_output(key)) as output:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,8 @@ whole task.
 """
 _ISOLATION: Final = "isolationLevel"
 _LOCATION_COLUMNS: Final = (TOPIC, PARTITION, "offset")
+_MAX_RANGES: Final = 1000
+"""Max number of ranges of undecodable records per slice, so that certificates stay small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,57 @@ def _missing_partitions(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
 
 
 @dataclass(slots=True)
+class _UndecodedRange:
+    """Offsets of records that cannot be decoded.
+
+    Attributes:
+        records: Minimum number of these records. If it is less than the number of offsets, the
+            range also has other records.
+        reason: Why the record at `start` cannot be decoded.
+    """
+
+    start: int
+    stop: int
+    records: int
+    reason: str
+
+    def __str__(self) -> str:
+        records = "a record" if self.records == 1 else f"{self.records:,} records"
+        if self.records < self.stop - self.start:
+            records = f"at least {records}"
+        return f"{records} cannot be decoded; offset {self.start}: {self.reason}"
+
+
+class _UndecodedRanges:
+    """The undecodable records of a slice. Adjacent offsets are one range. If there are more than
+    `_MAX_RANGES` ranges, all become one range.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: list[_UndecodedRange] = []
+
+    def add(self, offset: int, reason: str) -> None:
+        """Adds a record. Ignores a record in a range, because it may have been read before."""
+        ranges = self.ranges
+        at = bisect_right(ranges, offset, key=lambda each: each.start)
+        if at and offset < ranges[at - 1].stop:
+            return
+        ranges.insert(at, _UndecodedRange(offset, offset + 1, 1, reason))
+        if at + 1 < len(ranges) and ranges[at + 1].start == offset + 1:
+            self._join(at, at + 2)
+        if at and ranges[at - 1].stop == offset:
+            self._join(at - 1, at + 1)
+        if len(ranges) > _MAX_RANGES:
+            self._join(0, len(ranges))
+
+    def _join(self, low: int, high: int) -> None:
+        joined = self.ranges[low:high]
+        records = sum(each.records for each in joined)
+        first, last = joined[0], joined[-1]
+        self.ranges[low:high] = [_UndecodedRange(first.start, last.stop, records, first.reason)]
+
+
+@dataclass(slots=True)
 class TaskSearch:
     """The search of one task.
 
@@ -197,7 +251,9 @@ class TaskSearch:
     unread: list[UnreadRange] = field(default_factory=list)
     metrics: TaskMetrics | None = None
     _next_offset: int | None = None
-    _undecoded: dict[int, str] = field(default_factory=dict[int, str])
+    _undecoded: dict[int, _UndecodedRanges] = field(
+        default_factory=lambda: defaultdict(_UndecodedRanges)
+    )  # by start offset of the slice
 
     def rows(
         self, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
@@ -257,25 +313,26 @@ class TaskSearch:
 
     def _set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
         offsets = batch.column("offset")
-        self._undecoded |= {offsets[row].as_py(): reason for row, reason in reasons.items()}
+        slices = self.task.slices
+        for row, reason in reasons.items():
+            offset = offsets[row].as_py()
+            at = bisect_right(slices, offset, key=lambda each: each.start_offset) - 1
+            self._undecoded[slices[at].start_offset].add(offset, reason)
 
     def _undecoded_ranges(
         self, slices: Sequence[SegmentSlice], reader: SegmentSource
     ) -> Iterator[UnreadRange]:
         """Yields the offsets of records that could not be compared with the conditions, because
-        the records cannot be decoded. Adjacent offsets in a slice become one range.
+        the records cannot be decoded.
         """
         for task_slice in slices:
             start, stop = task_slice.start_offset, task_slice.stop_offset
             if any(unread.start <= start and stop <= unread.stop for unread in self.unread):
                 continue
-            offsets = sorted(offset for offset in self._undecoded if start <= offset < stop)
-            uri = reader.store.uri(task_slice.objects.log.key)
-            for _, group in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
-                run = [offset for _, offset in group]
-                records = f"{len(run):,} records" if len(run) > 1 else "a record"
-                reason = f"{records} cannot be decoded; offset {run[0]}: {self._undecoded[run[0]]}"
-                yield UnreadRange(run[0], run[-1] + 1, reason, uri)
+            if start in self._undecoded:
+                uri = reader.store.uri(task_slice.objects.log.key)
+                for each in self._undecoded[start].ranges:
+                    yield UnreadRange(each.start, each.stop, str(each), uri)
 
     def _is_archived(self, task_slice: SegmentSlice, reader: SegmentSource) -> bool:
         """Returns whether a needed object of a slice is archived. If so, adds the slice to

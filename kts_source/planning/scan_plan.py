@@ -428,7 +428,7 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
         holes=holes(entry["holes"]),
         skipped=tuple(SkippedSegment(segments[n], reason) for n, reason in entry["skipped"]),
         unverifiable=holes(entry["unverifiable"]),
-        end_timestamp_ms=entry.get("endTimestampMs", -1),  # missing in plans of older releases
+        end_timestamp_ms=entry.get("endTimestampMs", -1),  # optional; changes no rows
     )
     return PartitionPlan(
         topic=entry["topic"],

@@ -16,7 +16,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import CorruptSegmentError, InvalidOptionError, ObjectChangedError
+from kts_source.errors import (
+    CorruptSegmentError,
+    InvalidOptionError,
+    ObjectChangedError,
+    TieredKafkaError,
+)
 from kts_source.read.segment_source import SegmentSource
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
@@ -308,6 +313,8 @@ def _write_partition(
         writer = PartitionWriter(folder, restore, partition, plan.undecided)
         try:
             writer.write(source)
+        except TieredKafkaError:  # some errors of the store are also OSErrors
+            raise
         except OSError as error:
             raise InvalidOptionError(
                 f"{folder} cannot be written: {error}. Remove the cause, such as a full disk, and"

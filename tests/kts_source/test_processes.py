@@ -16,22 +16,48 @@ from kts_source.processes import in_processes
     print(sorted(in_processes(abs, [-1, -2, -3], 2)))
 """
 
+LOG_SCRIPT = """
+import logging
+from kts_source.processes import in_processes
 
-def run_script(tmp_path: Path, guard: str) -> subprocess.CompletedProcess[str]:
+log = logging.getLogger("kts_source")
+
+def warn(number):
+    log.warning("task %d", number)
+    return number
+
+if __name__ == "__main__":
+    class Unknown(logging.Formatter):
+        pass
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Unknown("%(message)s"))
+    log.addHandler(handler)
+    print(list(in_processes(warn, [1], 1)))
+"""
+
+
+def run_script(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "script.py"
-    path.write_text(SCRIPT.format(guard=guard))
+    path.write_text(script)
     return subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
     )
 
 
 def test_script_with_main_guard_runs_its_tasks_in_processes(tmp_path: Path) -> None:
-    result = run_script(tmp_path, 'if __name__ == "__main__":')
+    result = run_script(tmp_path, SCRIPT.format(guard='if __name__ == "__main__":'))
     assert (result.returncode, result.stdout) == (0, "[1, 2, 3]\n"), result.stderr
 
 
 def test_script_without_main_guard_raises_worker_start_error(tmp_path: Path) -> None:
-    result = run_script(tmp_path, "if True:")
+    result = run_script(tmp_path, SCRIPT.format(guard="if True:"))
     assert result.returncode == 1
     assert "WorkerStartError: no worker process could start" in result.stderr
     assert 'if __name__ == "__main__":' in result.stderr
+
+
+def test_worker_without_the_class_of_the_formatter_runs_its_task_and_logs(tmp_path: Path) -> None:
+    result = run_script(tmp_path, LOG_SCRIPT)
+    assert (result.returncode, result.stdout) == (0, "[1]\n"), result.stderr
+    assert result.stderr == "task 1\n"

@@ -120,7 +120,15 @@ def test_since_without_matching_records_prints_a_note(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "no records\n"
 
 
-@pytest.mark.parametrize(("since", "error"), [("5", "has no unit"), ("yesterday", "--since must")])
+@pytest.mark.parametrize(
+    ("since", "error"),
+    [
+        ("5", "has no unit"),
+        ("yesterday", "--since must"),
+        ("1764255600", "--since must be in ms since 1970"),
+        ("99999999999", "write 99999999999000"),
+    ],
+)
 def test_invalid_since_is_an_error_that_names_the_flag(
     capsys: pytest.CaptureFixture[str], since: str, error: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from kts_source.cli.app import main
 from kts_source.cli.find_command import read_keys
 from kts_source.errors import InvalidOptionError
+from kts_source.finding import search
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.auditing.damaged_tier import BASES, healthy_segments, write_tier
 from tests.kts_source.read.typed_tier import avro, write
@@ -234,6 +235,34 @@ def test_find_by_field_lists_exactly_the_undecodable_records_as_unread(
     unread = [entry for each in certificate["partitions"] for entry in each["unread"]]
     assert [(entry["start"], entry["stop"]) for entry in unread] == [(0, 4), (7, 8)]
     assert "offset 7: value: " in unread[1]["reason"]
+
+
+def test_find_joins_ranges_of_many_undecodable_records(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_MAX_RANGES", 2)
+    bad = {1, 3, 5, 8, 12, 13}
+    write(tmp_path, [[b"{" if n in bad else b'{"a":1}' for n in range(20)]], "t")
+    command = ["find", str(tmp_path), "t", "-o", "cache=false", "--value-format", "json"]
+    assert main([*command, "--value-schema", "a int", "--where", "value.a = 1"]) == 3
+    found, err = lines_of(capsys)
+    assert [record["offset"] for record in found] == [n for n in range(20) if n not in bad]
+    lines = [line for line in err.splitlines() if line.startswith("NOT SEARCHED")]
+    assert [line.partition("; offset")[0] for line in lines] == [
+        "NOT SEARCHED: t-0, offsets [1, 6): at least 3 records cannot be decoded",
+        "NOT SEARCHED: t-0, offsets [8, 9): a record cannot be decoded",
+        "NOT SEARCHED: t-0, offsets [12, 14): 2 records cannot be decoded",
+    ]
+
+
+def test_undecoded_ranges_do_not_depend_on_order_and_repetition() -> None:
+    ranges = search._UndecodedRanges()
+    for offset in (4, 2, 3, 7, 2, 8, 4, 9):
+        ranges.add(offset, f"reason {offset}")
+    assert [(each.start, each.stop, each.records, each.reason) for each in ranges.ranges] == [
+        (2, 5, 3, "reason 2"),
+        (7, 10, 3, "reason 7"),
+    ]
 
 
 def test_find_reports_a_missing_segment_once_without_shortening(

@@ -70,3 +70,12 @@ def test_plan_accepts_equal_segment_ids_in_different_partitions() -> None:
         before = plan["segments"][:number]
         segment["id"] = str([other["partition"] for other in before].count(segment["partition"]))
     assert json.loads(ScanPlan.from_json(json.dumps(plan)).to_json()) == plan
+
+
+def test_plan_without_end_timestamps_has_the_same_tasks() -> None:
+    document = make_plan_document("txn")
+    plan = ScanPlan.from_json(json.dumps(document))
+    for partition in document["partitions"]:
+        del partition["endTimestampMs"]
+    older = ScanPlan.from_json(json.dumps(document))
+    assert (older.tasks, older.partitions) == (plan.tasks, plan.partitions)

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kts_source.errors import CorruptSegmentError, InvalidOptionError, ObjectChangedError
+from kts_source.errors import (
+    AccessDeniedError,
+    CorruptSegmentError,
+    InvalidOptionError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+)
 from kts_source.restore.committing import status_restore
 from kts_source.restore.journal import Journal
+from kts_source.restore.partition_writer import PartitionWriter
 from kts_source.restore.restore_plan import read_plan
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot, write_producer_snapshot
@@ -460,6 +468,21 @@ def test_write_resumes_after_disk_was_full(
     assert_same_rows(
         _written(cluster, "epochs", "read_committed"), expected_table("epochs", "read_committed")
     )
+
+
+@pytest.mark.parametrize("error", [ObjectNotFoundError, AccessDeniedError])
+def test_write_reports_store_error_as_such(
+    error: type[StoreError], cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+
+    def failing(*_: object) -> None:
+        raise error("the store refuses", uri="s3://bucket/00.log")
+
+    monkeypatch.setattr(PartitionWriter, "write", failing)
+    with pytest.raises(error, match="the store refuses"):
+        cluster.write(EPOCHS)
 
 
 class _CrashError(Exception):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kts_source.export.dead_letters import check_dead_letters
 from kts_source.export.run import clean
 from kts_source.export.tables.target_store import LocalTarget
 from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
@@ -86,6 +87,21 @@ def test_clean_keeps_files_committed_during_its_listing(
     assert len(row_locations(lake.read())) > 0
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
+
+
+def test_clean_removes_test_file_of_a_killed_check_of_dead_letters(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    settings = lake.settings(dead_letters=str(lake.folder / "letters"))
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalTarget, "delete", killed)
+        with pytest.raises(Killed):
+            check_dead_letters(settings)
+    assert len(clean(settings, older_than_hours=-1, remove=True)) == 1
+    assert not [path for path in (lake.folder / "letters").rglob("*") if path.is_file()]
 
 
 def test_clean_without_partition_options_keeps_committed_files(lake: Lake) -> None:
