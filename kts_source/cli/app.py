@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import io
 import os
 import sys
 from importlib import import_module
@@ -56,21 +55,6 @@ commands take long to import.
 """
 
 
-_STDOUT: Final = "standard output"
-
-
-class _Stdout(io.FileIO):
-    """Standard output. Its errors have `_STDOUT` as file name. Errors of sockets have none."""
-
-    def write(self, data: Any, /) -> int:  # noqa: ANN401  # any buffer of bytes
-        """Writes bytes."""
-        try:
-            return super().write(data)
-        except OSError as error:
-            error.filename = _STDOUT
-            raise
-
-
 class _Kts(click.Group):
     """Group of all commands."""
 
@@ -110,9 +94,7 @@ class _Kts(click.Group):
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError as error:
-            if error.filename != _STDOUT:  # click would exit without a message
-                raise RuntimeError("a connection was closed") from error
+        except BrokenPipeError:
             _discard_output()
             return 0
         return code
@@ -139,17 +121,6 @@ def all_commands() -> dict[str, click.Command]:
     return found
 
 
-def _name_errors_of_output() -> None:
-    """Replaces standard output by a stream on `_Stdout`. Keeps a stream of another caller."""
-    old = sys.stdout
-    if old is not None and old is sys.__stdout__ and isinstance(old, io.TextIOWrapper):
-        old.flush()
-        buffer = io.BufferedWriter(_Stdout(old.fileno(), "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(
-            buffer, old.encoding, old.errors, line_buffering=old.line_buffering
-        )
-
-
 def _discard_output() -> None:
     """Redirects standard output to `os.devnull`, because Python flushes it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -159,7 +130,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command in `arguments` and returns its exit code. By default, uses the arguments of
     this process.
     """
-    _name_errors_of_output()
     try:
         code = kts.main(args=arguments, prog_name="kts", standalone_mode=False)
     except click.exceptions.Abort:
@@ -173,10 +143,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _exit_code(error)
     except OSError as error:  # a local file or standard output failed
         if error.filename is None:
-            raise
-        if error.filename == _STDOUT:
             _discard_output()
-        click.echo(f"kts: {error.filename}: {error.strerror}", err=True)
+        name = "standard output" if error.filename is None else error.filename
+        click.echo(f"kts: {name}: {error.strerror or error}", err=True)
         return 1
     return code if isinstance(code, int) else 0
 
