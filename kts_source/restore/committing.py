@@ -45,7 +45,7 @@ def verify_restore(plan_path: str, target: Mapping[str, str]) -> list[str]:
     """
     plan = read_plan(plan_path)
     journal = Journal(plan_path, plan)
-    if not journal.has("checked"):
+    if not journal.is_complete:
         raise InvalidOptionError(f"the restore is not complete: {status_restore(plan_path)[-1]}")
     differences = list(_offset_differences(plan, journal, target))
     for level in LEVELS:
@@ -112,7 +112,7 @@ def status_restore(plan_path: str) -> list[str]:
     lines = [f"log directory: {journal.log_dir}"]
     placed = [each.name for each in plan.partitions if journal.is_placed(each.name)]
     lines.append(f"written: {len(placed)} of {len(plan.partitions)} partitions")
-    if not journal.has("checked"):
+    if not journal.is_complete:
         return [
             *lines,
             "next: run kts restore write again; do not start the broker before it is complete",
@@ -171,9 +171,7 @@ def commit_restore(
         )
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
-        highest = max(
-            (_staged_step(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
-        )
+        highest = journal.max_producer_id
         for node in cluster.nodes:
             raise_producer_ids(cluster, node, highest)
         report.append(f"producer ids up to {highest} are not assigned again")

@@ -8,6 +8,7 @@ The journal is the file `<plan>.journal`, a line of JSON per step:
     {"step": "placed", "partition": "orders-0"}
     {"step": "written"}                           the checkpoints are updated
     {"step": "checked", "digests": {…}}           the disk has the rows of the tier
+    {"step": "published", "maxProducerId": 7}     brokers know the segments that zero copy serves
     {"step": "verified"}                          the brokers have the rows of the disk
     {"step": "committed"}                         producers and consumers may start
 """
@@ -38,6 +39,7 @@ class Journal:
     def __init__(self, plan_path: str, plan: RestorePlan) -> None:
         self.path = Path(f"{plan_path}.journal")
         self._plan_id = plan.plan_id
+        self._last_write_step = "published" if plan.zero_copy else "checked"
         try:
             text = self.path.read_bytes() if self.path.exists() else b""
             whole = text[: text.rfind(b"\n") + 1]
@@ -78,6 +80,16 @@ class Journal:
     def has(self, step: str) -> bool:
         """Returns whether a step of the whole restore is finished."""
         return any(entry["step"] == step for entry in self.steps)
+
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether the log directory is complete, so that its broker may start."""
+        return self.has(self._last_write_step)
+
+    @property
+    def max_producer_id(self) -> int:
+        """Highest producer id of the old cluster that brokers know; −1 if they know none."""
+        return max((entry.get("maxProducerId", -1) for entry in self.steps), default=-1)
 
     @property
     def log_dir(self) -> str:
