@@ -242,13 +242,7 @@ def plan_restore(
     refusals: list[str] = []
     scan = plan_source(parsed, refusals)
     names, resume = rename or {}, resume_at or {}
-    topics = {each.topic for each in scan.partitions}
-    if unknown := sorted((names.keys() | resume.keys()) - topics):
-        raise InvalidOptionError(
-            f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
-        )
-    if len({names.get(topic, topic) for topic in topics}) < len(topics):
-        raise InvalidOptionError("rename gives the same name to two topics: use different names")
+    _check_names({each.topic for each in scan.partitions}, names, resume)
     cuts = ends_without_open_transactions(scan.partitions, parsed) if undecided == CUT else {}
     starts = local_starts(scan.partitions, parsed, cuts) if zero_copy else {}
     partitions = []
@@ -272,6 +266,17 @@ def plan_restore(
         refusals=(*refusals, *found.refusals),
         notes=(*scan.notes, *found.notes),
     )
+
+
+def _check_names(
+    topics: set[str], names: Mapping[str, str], resume: Mapping[str, Mapping[int, int]]
+) -> None:
+    if unknown := sorted((names.keys() | resume.keys()) - topics):
+        raise InvalidOptionError(
+            f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
+        )
+    if len({names.get(topic, topic) for topic in topics}) < len(topics):
+        raise InvalidOptionError("rename gives the same name to two topics: use different names")
 
 
 def _check_can_be_served(options: ScanOptions) -> None:
