@@ -25,7 +25,18 @@ if TYPE_CHECKING:
 
     from tests.s3 import S3Server
 
-WITH_OUTPUT = ("find.md", "getting-started.md", "index.md", "operations.md", "where.md")
+WITH_OUTPUT = (
+    "audit.md",
+    "cli.md",
+    "cost.md",
+    "find.md",
+    "from-console-consumer.md",
+    "getting-started.md",
+    "index.md",
+    "operations.md",
+    "troubleshooting.md",
+    "where.md",
+)
 """Pages whose `text` blocks are the output of the examples before them."""
 VARYING = re.compile(r"[\d.,]+ (B|bytes|[KMG]iB|minutes|hours|days|years)\b")
 BUCKETS = ("bucket", "mirror", "lake")
