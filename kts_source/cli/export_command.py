@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli.flags import Command, flag
+from kts_source.cli.flags import Command, Integer, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
@@ -68,7 +68,7 @@ _MAINTENANCE: Final = "Maintenance"
     help="Option of one topic, if TARGET contains {topic}. Repeatable.",
 )
 @flag("--follow", is_flag=True, help="Continue with new records until SIGTERM or Ctrl-C.")
-@flag("--workers", type=click.IntRange(min=1), help="Processes. Default: number of cores.")
+@flag("--workers", type=Integer(min=1), help="Processes. Default: number of cores.")
 @flag("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
 @json_flag
 @flag("--sort-within-files", multiple=True, group=_WRITING, help="Column or field. Repeatable.")

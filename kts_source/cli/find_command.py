@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli.flags import Command, flag
+from kts_source.cli.flags import Command, Integer, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
@@ -179,7 +179,7 @@ _FORMAT_OPTIONS: Final = ("key.format", "value.format")
 )
 @flag(
     "--num-partitions",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     help="Partitions of a topic, for --partitioner-pruning. Default: those in the tier.",
 )
 @flag("--key-index", metavar="FOLDER", help="Skip segments with an index of kts index.")
@@ -187,7 +187,7 @@ _FORMAT_OPTIONS: Final = ("key.format", "value.format")
 @flag("--offsets", is_flag=True, help="Print only topic, partition and offset.")
 @flag("--certificate", type=click.Path(dir_okay=False), help="Write the certificate as JSON.")
 @flag("--json", is_flag=True, help="One JSON object per record, the default.", expose_value=False)
-@flag("--threads", type=click.IntRange(min=1), help="Default: the number of cores.")
+@flag("--threads", type=Integer(min=1), help="Default: the number of cores.")
 @scan_options("path", "topic", essential=(*PLACES, "where", "columns"), every_topic=True)
 def find_command(
     options: Mapping[str, str],

@@ -428,3 +428,33 @@ def test_output_in_a_missing_folder_fails_before_the_command_works(
         f"kts: {file} cannot be written: the folder {file.parent} does not exist. Create it, or"
         " choose another path\n"
     )
+
+
+@pytest.mark.parametrize("command", [["cat", "orders"], ["export", "orders", "table"]])
+def test_single_argument_that_is_no_folder_asks_for_the_path(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KTS_PATH", raising=False)
+    assert main(command) == 2
+    assert (
+        "argument 'orders' is taken as PATH, but no such folder exists" in capsys.readouterr().err
+    )
+
+
+def test_single_argument_that_is_a_folder_is_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tier").symlink_to(TIER)
+    monkeypatch.chdir(tmp_path)
+    assert main(["topics", "tier", "--key-prefix", "tiered/"]) == 0
+    assert " codecs " in capsys.readouterr().out
+
+
+def test_text_as_limit_is_refused_as_no_integer(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "cat", "--subscribe", "codecs", "--limit", "x")
+    assert code == 2
+    assert "'x' is not a valid integer." in err
