@@ -11,7 +11,6 @@ is committed without them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -40,7 +39,7 @@ from segment_format.values.avro.schema import (
     Union,
     parse_avro,
 )
-from segment_format.values.json.ddl import TypeInference, parse_ddl, print_ddl
+from segment_format.values.json.ddl import TypeInference, parse_ddl, parse_json, print_ddl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +54,10 @@ _MAX_FIELDS: Final = 100
 """Maximum number of fields that a task reports or adds, because names may be data, such as ids."""
 _SHOWN_FIELDS: Final = 5
 """Maximum number of new fields whose first records an error names."""
+_VALUE: Final = "v"
+_VALUE_START: Final = b'{"v":'
+_VALUE_STOP: Final = b"}"
+_VALUE_BORDER: Final = _VALUE_STOP + b"\n" + _VALUE_START
 _HEADER_SIZES: Final = {b"\0": 5, b"\1": 17}
 """Bytes of Confluent's header, by its first byte."""
 
@@ -170,8 +173,8 @@ class NewFields:
             if form.format == JSON_CONFLUENT:
                 start = _HEADER_SIZES.get(value[:1], 0)
             try:
-                document = json.loads(value[start:])
-            except (ValueError, RecursionError):
+                document = parse_json(value[start:])
+            except ValueError:
                 continue
             paths = list(_new_json_fields(document, kind, form.column))
             if paths and self._adds:
@@ -326,20 +329,22 @@ def may_have_new_fields(values: pa.Array, kind: pa.DataType) -> bool:
     Parses all values at once with Arrow's parser. This is 15 times faster than Python's parser. If
     Arrow's parser rejects the values, the result is True.
     """
-    texts = values.drop_null()
-    joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), b"\n")
-    data = joined[0].as_buffer()
-    if not data.size:
+    texts = values.filter(pc.greater(pc.binary_length(values), 0))
+    if not len(texts):
         return False
+    # Each value becomes a field. Otherwise, an invalid value might end inside a later value, and
+    # hide fields of the values in between.
+    joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), _VALUE_BORDER)
+    data = _VALUE_START + joined[0].as_py() + _VALUE_STOP
     try:
         table = pa.json.read_json(
             pa.BufferReader(data),
-            pa.json.ReadOptions(use_threads=False, block_size=data.size + 1),
+            pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
             pa.json.ParseOptions(newlines_in_values=True),
         )
-    except (pa.ArrowException, ValueError):
+        return _has_more(table.schema.field(_VALUE).type, kind)
+    except (pa.ArrowException, ValueError):  # ValueError: a name is not UTF-8
         return True
-    return _has_more(pa.struct(list(table.schema)), kind)
 
 
 def _has_more(parsed: pa.DataType, kind: pa.DataType) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -366,3 +367,41 @@ def test_arrow_check_finds_nothing_in_values_without_new_fields() -> None:
     texts = pa.array([json.dumps(value, indent=1).encode(), None, b"{}"], pa.binary())
     assert not may_have_new_fields(texts, parse_ddl(TYPES))
     assert not may_have_new_fields(texts.slice(1, 1), parse_ddl(TYPES))
+
+
+def test_arrow_check_finds_new_fields_between_parts_of_an_invalid_value() -> None:
+    chance = random.Random(34)
+    kind = parse_ddl(TYPES)
+    for _ in range(200):
+        text = json.dumps({"id": 1, "tags": [{"n": 1}, {"n": 2}], "more": {"a": {"x": 1}}})
+        cut = chance.randrange(1, len(text))
+        documents = [{"id": n} | chance.choice([{}, {"new": n}]) for n in range(2)]
+        values = [text[:cut].encode(), *(json.dumps(d).encode() for d in documents)]
+        values.append(
+            chance.choice([text[cut:], f"{text[cut:]} {{}}", f"{text[cut:]} {{}} {{}}"]).encode()
+        )
+        expected = any("new" in document for document in documents)
+        assert may_have_new_fields(pa.array(values, pa.binary()), kind) or not expected, values
+
+
+UNDECODABLE = [
+    b'{"id": 1, "\xff": 2}',
+    b'{"id": 1, "at": {"\xff": 2}}',
+    b'{"id": 1, "\\ud800": 2}',
+    b'{"id": 1, "new": NaN}',
+    b'\xef\xbb\xbf{"id": 1, "new": 2}',
+    '{"id": 1, "new": 2}'.encode("utf-16"),
+]
+
+
+@pytest.mark.parametrize("on_new_fields", ["warn", "fail", "add"])
+@pytest.mark.parametrize("value", UNDECODABLE)
+def test_fields_of_values_that_cannot_be_decoded_are_not_new(
+    value: bytes, on_new_fields: str, tmp_path: Path
+) -> None:
+    topic = write(tmp_path, [[b'{"id": 0}', value]])
+    options = topic | {"value.format": "json", "value.schema": TYPES, "value.mode": "PERMISSIVE"}
+    lake = Lake(tmp_path, "parquet")
+    report = lake.export(options, on_new_fields=on_new_fields)
+    assert (report.rows, report.new_fields, report.added_fields) == (2, (), ())
+    assert values_of(lake)[1] is None
