@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _NEEDS_TOPIC_FIELD: Final = (
     "options of single topics need {topic} in the target, such as lake/{topic}, because a table has"
     " one type per column. If the types of the topics are equal, you can also export each topic"
-    " into the same table separately, with its own export_id"
+    " into the same Delta or Iceberg table separately, with its own export_id"
 )
 _TOPIC_NAME: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]+")
 
