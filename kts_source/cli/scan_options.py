@@ -22,6 +22,7 @@ import os
 import re
 import stat
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,6 +207,25 @@ RECORDS: Final = (
 SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 json_flag = flag("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+topic_option_flag = partial(
+    flag, "--topic-option", "topic_options", multiple=True, metavar="TOPIC:NAME=VALUE"
+)
+
+
+def parse_topic_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns the options by topic and name. The texts have the form `TOPIC:NAME=VALUE`. Raises
+    `InvalidOptionError` for other texts.
+    """
+    by_topic: dict[str, dict[str, str]] = {}
+    for text in texts:
+        topic, colon, pair = text.partition(":")
+        name, equals, value = pair.partition("=")
+        if not colon or not equals:
+            raise InvalidOptionError(
+                f"--topic-option {text!r} is invalid: it must be TOPIC:NAME=VALUE"
+            )
+        by_topic.setdefault(topic, {})[name] = value
+    return by_topic
 
 
 def scan_options(

@@ -67,6 +67,7 @@ class NewFields:
 
     Args:
         formats: Formats of keys and values.
+        base: With `adds`, the formats without the fields that this run has added.
         adds: True to determine the types of the new fields for `schemas`.
 
     Attributes:
@@ -75,7 +76,9 @@ class NewFields:
             by its path, such as `value.discount`; for Avro, with the first schema id.
     """
 
-    def __init__(self, formats: Sequence[ColumnFormat], *, adds: bool) -> None:
+    def __init__(
+        self, formats: Sequence[ColumnFormat], base: Sequence[ColumnFormat] = (), *, adds: bool
+    ) -> None:
         self._formats = [
             form for form in formats if form.format in (JSON, JSON_CONFLUENT, *_FRAMED_AVRO)
         ]
@@ -87,6 +90,7 @@ class NewFields:
             if form.format not in _FRAMED_AVRO
         }
         self._adds = adds
+        self._base = {form.column: form for form in base}
         self._inferences = {column: TypeInference() for column in self._types}
         self._avro_writers: dict[str, list[Schema]] = {form.column: [] for form in self._formats}
         self._avro_texts: dict[str, str] = {}
@@ -150,14 +154,27 @@ class NewFields:
                 continue
             self._known_ids.add((form.column, schema_id))
             paths = list(_new_avro_fields(schema, form.reader_schema, form.column))
-            if paths and self._adds:
-                writers = self._avro_writers[form.column]
-                writers.append(schema)
+            if self._adds:
                 try:
-                    self._avro_texts[form.column] = _extended_text(form, writers)
+                    paths += self._add_writer(form, schema, has_new=bool(paths))
                 except SchemaChangedError as error:
                     raise error.located(**place(row)) from None
             yield from ((path, f"{path} (schema id {schema_id})", row) for path in paths)
+
+    def _add_writer(self, form: ColumnFormat, writer: Schema, *, has_new: bool) -> list[str]:
+        """Adds a writer's schema to the result of `schemas` if the schema of the export must change
+        for it. Returns the paths of fields that this run has added and whose type must change.
+        """
+        base = self._base[form.column]
+        if not has_new and form == base:
+            return []
+        writers = [*self._avro_writers[form.column], writer]
+        text = _extended_text(form, base, writers)
+        changed = list(_changed_fields(form.reader_schema, parse_avro(text), form.column))
+        if has_new or changed:
+            self._avro_writers[form.column] = writers
+            self._avro_texts[form.column] = text
+        return changed
 
     def _json(
         self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
@@ -198,14 +215,20 @@ def _place(rows: pa.RecordBatch, row: int) -> ErrorLocation:
     )
 
 
-def _extended_text(form: ColumnFormat, writers: Sequence[Schema]) -> str:
+def _extended_text(form: ColumnFormat, base: ColumnFormat, writers: Sequence[Schema]) -> str:
     """Returns the text of an Avro format's schema with the new fields of `writers`.
+
+    Args:
+        form: The format, with the fields that this run has added.
+        base: The format without these fields. Their types are determined again, because other
+            writers may have other types.
+        writers: Schemas of writers.
 
     Raises:
         SchemaChangedError: The new fields have no common type.
     """
     try:
-        return print_avro(extended(form.reader_schema, writers, form.column))
+        return print_avro(extended(base.reader_schema, [form.reader_schema, *writers], form.column))
     except AvroSchemaError as error:
         raise SchemaChangedError(
             f"new fields of {form.column} cannot be added: {error}. Set option"
@@ -215,20 +238,23 @@ def _extended_text(form: ColumnFormat, writers: Sequence[Schema]) -> str:
 
 
 def add_fields(
-    formats: Sequence[ColumnFormat], schemas: Sequence[Mapping[str, str]]
+    formats: Sequence[ColumnFormat],
+    base: Sequence[ColumnFormat],
+    schemas: Sequence[Mapping[str, str]],
 ) -> tuple[ColumnFormat, ...]:
     """Returns the formats with the new fields in their schemas.
 
     Args:
         formats: Formats of keys and values.
+        base: The formats without the fields that this run has added.
         schemas: Results of `NewFields.schemas`, one per task.
 
     Raises:
         SchemaChangedError: Two tasks found different types of a field.
     """
     return tuple(
-        _with_fields(form, [texts[form.column] for texts in schemas if form.column in texts])
-        for form in formats
+        _with_fields(form, first, [texts[form.column] for texts in schemas if form.column in texts])
+        for form, first in zip(formats, base, strict=True)
     )
 
 
@@ -244,7 +270,7 @@ def first_places(found: Mapping[str, str], message: str) -> str:
     return f". First records: {'; '.join(f'{name} in {found[name]}' for name in shown)}"
 
 
-def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
+def _with_fields(form: ColumnFormat, base: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
     if not texts:
         return form
     if form.format not in _FRAMED_AVRO:
@@ -252,7 +278,7 @@ def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
         for text in texts[1:]:
             new = _merged(new, parse_ddl(text), form.column)
         return with_json_fields(form, new)
-    text = _extended_text(form, [parse_avro(text) for text in texts])
+    text = _extended_text(form, base, [parse_avro(text) for text in texts])
     return replace(form, schema=text, references=())
 
 
@@ -395,3 +421,20 @@ def _new_avro_fields(writer: Schema, reader: Schema, path: str) -> Iterator[str]
         yield from _new_avro_fields(writer.items, reader.items, path)
     elif isinstance(writer, Map) and isinstance(reader, Map):
         yield from _new_avro_fields(writer.values, reader.values, path)
+
+
+def _changed_fields(before: Schema, after: Schema, path: str) -> Iterator[str]:
+    """Yields the paths of fields with another type. `after` has all fields of `before`."""
+    one, other = non_null(before), non_null(after)
+    if isinstance(before, Union) != isinstance(after, Union):
+        yield path
+    elif isinstance(one, Record) and isinstance(other, Record):
+        types = {field.name: field.type for field in other.fields}
+        for field in one.fields:
+            yield from _changed_fields(field.type, types[field.name], f"{path}.{field.name}")
+    elif isinstance(one, Array) and isinstance(other, Array):
+        yield from _changed_fields(one.items, other.items, path)
+    elif isinstance(one, Map) and isinstance(other, Map):
+        yield from _changed_fields(one.values, other.values, path)
+    elif before != after:
+        yield path

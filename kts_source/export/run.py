@@ -390,12 +390,17 @@ class _Run:
                 for name, place in report.new_fields.items():
                     found.setdefault(name, place)
             try:
-                formats = add_fields(self.options.formats, schemas)
+                formats = add_fields(self.options.formats, job.base_formats, schemas)
                 self.options = replace(self.options, formats=formats)
                 check_typed(self.options, self.settings)
+                columns = self._typed_columns(state)
+                if self.commits and job.columns is not None and columns is not None:
+                    # `state` is older than the commits of this run.
+                    typed, target = typed_columns(self.options), self.settings.target
+                    columns = unite_schemas(job.columns, columns, typed, target, evolves=True)
             except (InvalidOptionError, SchemaChangedError) as error:
                 raise error.extended(first_places(found, error.message)) from None
-            job = replace(job, options=self.options, columns=self._typed_columns(state))
+            job = replace(job, options=self.options, columns=columns)
             self.added_fields = (*self.added_fields, *found)
             log.info("reading the wave again with the new fields %s", ", ".join(found))
 

@@ -315,6 +315,85 @@ def test_new_avro_field_gets_the_wider_type_in_any_order(
     assert lake.read().schema.field("value").type.field("f1").type == pa.int64()
 
 
+@pytest.mark.parametrize("stop", [10, 20], ids=["two-runs", "two-commits"])
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("long", b"\4", r"value\.f1 is int32 in the table and int64 in the rows"),
+        ("string", b"\2x", r"value\.f1 is int.* string .*offset 10"),
+    ],
+)
+def test_new_avro_field_with_another_type_after_a_commit_is_an_error(
+    kind: str, value: bytes, message: str, stop: int, tmp_path: Path
+) -> None:
+    schemas = [avro_record("int"), avro_record("int", "int"), avro_record("int", kind)]
+    values: list[bytes | None] = [b"\0\0\0\0\2\2\4"] * 10
+    values += [b"\0\0\0\0\3\2" + value] * 10
+    topic = write_avro(tmp_path, schemas, values) | {"value.mode": "PERMISSIVE"}
+    lake = Lake(tmp_path, "delta")
+    lake.export(topic | {"endingOffsets": json.dumps({TOPIC: {"0": 10}})}, **ADD)
+    assert values_of(lake) == [{"f0": 1, "f1": 2}] * 10
+    if stop == 20:
+        lake = Lake(tmp_path / "other", "delta")
+    with pytest.raises(SchemaChangedError, match=message) as caught:
+        lake.export(topic, commit_bytes=1, **ADD)
+    assert values_of(lake) == [{"f0": 1, "f1": 2}] * 10
+    if kind == "long":
+        assert "value.f1 (schema id 3) in topic orders, partition 0, offset 10" in str(caught.value)
+        # Do what the error advises.
+        assert "into another table; if the type differs" in str(caught.value)
+        lake = Lake(tmp_path / "advice", "delta")
+        schema = json.dumps(avro_record("int", ["null", "long"])).replace(
+            '"name": "f1"', '"name": "f1", "default": null'
+        )
+        lake.export(topic | {"value.schema": schema}, commit_bytes=1, **ADD)
+        assert values_of(lake) == [{"f0": 1, "f1": 2}] * 20
+
+
+@pytest.mark.parametrize(
+    ("kinds", "encoded", "expected"),
+    [
+        (("long", "int"), (b"\4", b"\4"), [2, 2]),
+        (
+            (
+                {"type": "enum", "name": "E", "symbols": ["a", "b"]},
+                {"type": "enum", "name": "E", "symbols": ["c", "d", "e"]},
+            ),
+            (b"\2", b"\2"),
+            ["b", "d"],
+        ),
+        (
+            (
+                {"type": "record", "name": "F", "fields": [{"name": "x", "type": "int"}]},
+                {"type": "record", "name": "F", "fields": [{"name": "y", "type": "int"}]},
+            ),
+            (b"\2", b"\2"),
+            [{"x": 1, "y": None}, {"x": None, "y": 1}],
+        ),
+        (
+            ({"type": "array", "items": "int"}, {"type": "array", "items": ["null", "int"]}),
+            (b"\2\2\0", b"\2\0\0"),
+            [[1], [None]],
+        ),
+    ],
+    ids=["number", "enum", "record", "items"],
+)
+def test_new_avro_field_with_a_compatible_type_after_a_commit_is_read(
+    kinds: tuple[object, object],
+    encoded: tuple[bytes, bytes],
+    expected: list[Any],
+    tmp_path: Path,
+) -> None:
+    schemas = [avro_record("int"), *map(avro_record, ("int", "int"), kinds)]
+    values: list[bytes | None] = [b"\0\0\0\0\2\2" + encoded[0]] * 10
+    values += [b"\0\0\0\0\3\2" + encoded[1]] * 10
+    topic = write_avro(tmp_path, schemas, values) | {"value.mode": "PERMISSIVE"}
+    lake = Lake(tmp_path, "delta")
+    assert lake.export(topic, commit_bytes=1, **ADD).commits == 2
+    rows = [value["f1"] for value in values_of(lake)]
+    assert rows == [expected[0]] * 10 + [expected[1]] * 10
+
+
 def test_new_avro_field_of_a_type_that_has_changed_is_an_error(tmp_path: Path) -> None:
     def address(*types: str) -> dict[str, Any]:
         return avro_record(*types) | {"name": "Address"}
