@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 _FRAMED_AVRO: Final = (AVRO_APICURIO, AVRO_CONFLUENT, AVRO_GLUE)
 _SAMPLED_ROWS: Final = 16
-"""Values that are parsed per batch."""
+"""Random values that are parsed per batch."""
 _MAX_FIELDS: Final = 100
 """Maximum number of fields that a task reports or adds, because names may be data, such as ids."""
 _SHOWN_FIELDS: Final = 5
@@ -109,8 +110,7 @@ class NewFields:
             is_avro = form.format in _FRAMED_AVRO
             rows = batch
             if not is_avro and not self._adds:
-                step = max(1, batch.num_rows // _SAMPLED_ROWS)
-                rows = batch.take(pa.array(range(0, batch.num_rows, step), pa.int64()))
+                rows = batch.take(_sample(batch))
             place = partial(_place, rows)
             columns = {name: rows.column(name) for name in needed_columns((form,))}
             values = framed(
@@ -205,6 +205,20 @@ class NewFields:
                         **place(row),
                     ) from None
             yield from ((path, path, row) for path in paths)
+
+
+def _sample(batch: pa.RecordBatch) -> pa.Array:
+    """Returns the numbers of up to `_SAMPLED_ROWS` random rows, in order.
+
+    Rows at a fixed distance would miss a field that, for example, only every second record has.
+    The first offset is the seed, so a retried task examines the same rows.
+    """
+    if batch.num_rows <= _SAMPLED_ROWS:
+        return pa.array(range(batch.num_rows), pa.int64())
+    chosen = np.random.default_rng(batch.column(OFFSET)[0].as_py()).choice(
+        batch.num_rows, _SAMPLED_ROWS, replace=False
+    )
+    return pa.array(np.sort(chosen))
 
 
 def _place(rows: pa.RecordBatch, row: int) -> ErrorLocation:

@@ -760,7 +760,8 @@ def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> 
     """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
     warning; offsets after an open transaction are not, because the next run reads them.
 
-    Warns if the newest timestamp of a tier is unknown, because alerts on it cannot fire then.
+    Warns if the newest timestamp of a tier is unknown or in the future, because alerts on it cannot
+    fire then.
     """
     log.info(
         "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
@@ -776,6 +777,8 @@ def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> 
             " segment of the tier has a timestamp",
             report.run_id,
         )
+    elif report.is_ahead:
+        log.warning("run %s: %s: a clock is wrong", report.run_id, report.freshness)
     stops = {(each.topic, each.partition): each.stop for each in partitions}
     lost: list[str] = []
     later: list[str] = []

@@ -84,6 +84,13 @@ def test_new_json_fields_are_reported_once_at_any_depth(
     assert 'kts_export_new_fields{target="' + lake.target + '"} 5\n' in report.to_prometheus()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_new_json_field_of_every_second_record_is_reported(first: int, tmp_path: Path) -> None:
+    values = [{"id": n} | ({"new": n} if n % 2 == first else {}) for n in range(200)]
+    report = Lake(tmp_path, "parquet").export(json_topic(tmp_path / "tier", values))
+    assert report.new_fields == ("value.new",)
+
+
 def test_export_fails_before_the_commit_if_new_fields_are_not_allowed(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     topic = json_topic(tmp_path / "tier", [{"id": n, "new": n} for n in range(12)])
