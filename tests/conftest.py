@@ -14,7 +14,7 @@ from tests.s3 import s3_server
 from tests.spark_session import spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 __all__ = ["quick", "s3_server", "spark"]
 
@@ -31,7 +31,7 @@ def pytest_report_header() -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
+def pytest_collection() -> Generator[None, object, object]:
     """Disables garbage collection while tests are collected, and excludes the collected tests and
     the imported modules from later garbage collections. There are 600,000 such objects, so tests
     that call `gc.collect` would take seconds for them.
