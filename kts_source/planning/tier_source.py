@@ -442,7 +442,10 @@ class TierLog(SourceLog):
             self._lineage, log_start, stop, (), (), (), end_timestamp_ms=newest_ms
         )
         has_start &= self._keeps_from >= log_start
-        return has_start and all(map(self._has_no_dead_branch, (*segments, *self._damaged)))
+        damaged = [usable_range(segment, self._lineage) for segment in self._damaged]
+        return has_start and all(
+            map(self._has_no_dead_branch, (*segments, *self._damaged), (*spans, *damaged))
+        )
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
         """Returns, for each segment at an index in `numbers`, the offsets that may be read from it.
@@ -450,15 +453,15 @@ class TierLog(SourceLog):
         """
         wanted = list(numbers)
         segments = self.listed.described(wanted)
-        if len(segments) < len(wanted) or not all(map(self._has_no_dead_branch, segments)):
+        spans = [usable_range(segment, self._lineage) for segment in segments]
+        if len(segments) < len(wanted) or not all(map(self._has_no_dead_branch, segments, spans)):
             return None
-        spans = (usable_range(segment, self._lineage) for segment in segments)
         return [span for span in spans if span is not None]
 
-    def _has_no_dead_branch(self, segment: RemoteSegment) -> bool:
+    def _has_no_dead_branch(self, segment: RemoteSegment, usable: SegmentRange | None) -> bool:
         """Returns whether all offsets of a segment above the log start belong to the lineage and
         are below the known end of the log. If not, there may be dead branches, so all segments must
-        be read.
+        be read. `usable` has the offsets of the segment that belong to the lineage.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False
@@ -466,7 +469,7 @@ class TierLog(SourceLog):
         if segment.stop_offset <= log_start:
             return True
         expected = SegmentRange(segment, max(segment.start_offset, log_start), segment.stop_offset)
-        return usable_range(segment, self._lineage) == expected and expected.stop <= self.log.stop
+        return usable == expected and expected.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
         """Returns the index of the first entry with the base offset of the entry at index

@@ -330,7 +330,7 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "assign no partition",
         "assign a number below zero",
     ),
-    "`assign` of a partition that does not exist, with brokers": ("assign a missing partition",),
+    "`assign` of a partition that does not exist": ("assign a missing partition",),
     "`subscribePattern`": ("a character class that only Java has",),
     "negative times": (
         "start time below zero",
