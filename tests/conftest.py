@@ -42,3 +42,8 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Lets Python free all objects at exit. Otherwise extension modules report them as leaks."""
+    gc.unfreeze()
