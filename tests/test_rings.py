@@ -32,7 +32,7 @@ RING_0_THIRD_PARTY = {
     "pyarrow",
     "numba",
     "llvmlite",
-    "zstandard",
+    "backports",
     "lz4",
     "cramjam",
     "google_crc32c",
@@ -53,6 +53,7 @@ RING_0_FORBIDDEN_STDLIB = {
     "tempfile",
     "urllib",
 }
+NEW_IN_STDLIB = {"compression"}  # Python 3.14; earlier versions use a package instead
 # Additional imports that modules of ring 0 may have, with the reasons.
 RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "segment_format.kernels.native": (
@@ -180,7 +181,7 @@ def all_imports() -> list[Import]:
 
 def third_party(entry: Import) -> bool:
     name = top(entry.imported)
-    return name not in sys.stdlib_module_names and name not in PACKAGES
+    return name not in {*sys.stdlib_module_names, *NEW_IN_STDLIB, *PACKAGES}
 
 
 def exceptions_of(entry: Import) -> set[str]:
