@@ -390,12 +390,17 @@ class _Run:
                 for name, place in report.new_fields.items():
                     found.setdefault(name, place)
             try:
-                formats = add_fields(self.options.formats, schemas)
+                formats = add_fields(self.options.formats, job.base_formats, schemas)
                 self.options = replace(self.options, formats=formats)
                 check_typed(self.options, self.settings)
+                columns = self._typed_columns(state)
+                if self.commits and job.columns is not None and columns is not None:
+                    # `state` is older than the commits of this run.
+                    typed, target = typed_columns(self.options), self.settings.target
+                    columns = unite_schemas(job.columns, columns, typed, target, evolves=True)
             except (InvalidOptionError, SchemaChangedError) as error:
                 raise error.extended(first_places(found, error.message)) from None
-            job = replace(job, options=self.options, columns=self._typed_columns(state))
+            job = replace(job, options=self.options, columns=columns)
             self.added_fields = (*self.added_fields, *found)
             log.info("reading the wave again with the new fields %s", ", ".join(found))
 
@@ -755,7 +760,8 @@ def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> 
     """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
     warning; offsets after an open transaction are not, because the next run reads them.
 
-    Warns if the newest timestamp of a tier is unknown, because alerts on it cannot fire then.
+    Warns if the newest timestamp of a tier is unknown or in the future, because alerts on it cannot
+    fire then.
     """
     log.info(
         "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
@@ -771,6 +777,8 @@ def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> 
             " segment of the tier has a timestamp",
             report.run_id,
         )
+    elif report.is_ahead:
+        log.warning("run %s: %s: a clock is wrong", report.run_id, report.freshness)
     stops = {(each.topic, each.partition): each.stop for each in partitions}
     lost: list[str] = []
     later: list[str] = []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.settings import ExportSettings
     from kts_source.options import ScanOptions
+    from kts_source.options.value_formats import ColumnFormat
 
 OFFSET: Final = "offset"
 TOPIC_ID: Final = "topicId"
@@ -58,6 +59,8 @@ class ExportJob:
         options: Options of the source, with the key ring loaded.
         columns: Schema of the rows to write. Decoded columns also have the fields that only the
             table has. `None` if no column is decoded or a transform may change the columns.
+        base_formats: Formats of keys and values without the fields that this run has added; by
+            default, the formats in `options`.
     """
 
     options: ScanOptions
@@ -65,10 +68,12 @@ class ExportJob:
     run_id: str
     settings: ExportSettings
     columns: pa.Schema | None = None
+    base_formats: tuple[ColumnFormat, ...] = ()
 
     def __post_init__(self) -> None:
         # Only the driver commits, so only it needs the credentials of the catalog.
         object.__setattr__(self, "settings", replace(self.settings, catalog=Secret({})))
+        object.__setattr__(self, "base_formats", self.base_formats or self.options.formats)
 
 
 class RunnableTask(Protocol):

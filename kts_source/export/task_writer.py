@@ -424,7 +424,8 @@ def new_fields_of(job: ExportJob) -> NewFields | None:
         return None
     from kts_source.export.new_fields import NewFields  # imports value decoders
 
-    return NewFields(job.options.formats, adds=job.settings.on_new_fields == ADD)
+    adds = job.settings.on_new_fields == ADD
+    return NewFields(job.options.formats, job.base_formats, adds=adds)
 
 
 def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:

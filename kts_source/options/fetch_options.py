@@ -29,8 +29,9 @@ FETCH_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "fetchConnectTimeoutMs",
         parse_positive_int32,
-        "Time to open a connection. Alias, as in KIP-1254: `fetch.remote.connect.timeout.ms`.",
-        default="1000",
+        "Time to open a connection, with the TLS handshake. Alias, as in KIP-1254:"
+        " `fetch.remote.connect.timeout.ms`.",
+        default="10000",
     ),
     Option(
         "fetchReadTimeoutMs",

@@ -93,6 +93,8 @@ class Place:
         holder: The source that has the log, such as "the tier", for messages.
         beyond: State of the offsets after the end of the log in this source, such as "not tiered
             yet", for messages.
+        explain_hole: Returns a possible reason for missing offsets, for error messages; an empty
+            text if there is none. May send requests.
     """
 
     topic: str
@@ -101,6 +103,7 @@ class Place:
     fail_on_data_loss: bool = True
     holder: str = "the tier"
     beyond: str = "not tiered yet"
+    explain_hole: Callable[[], str] | None = None
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -370,8 +373,11 @@ def check_no_holes(
         )
         if hole in partition.unverifiable:
             texts[-1] += " (none are missing if compaction removed the last records before them)"
+    reason = ""
+    if location.fail_on_data_loss and location.explain_hole is not None:
+        reason = location.explain_hole()
     location.raise_or_warn(
-        f"no segment in {location.holder} holds offsets {'; '.join(texts)}{note}"
+        f"no segment in {location.holder} holds offsets {'; '.join(texts)}{note}{reason}"
         "; failOnDataLoss=false skips them",
         partial(DataLossError, is_hole=True),
     )

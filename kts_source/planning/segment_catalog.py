@@ -53,6 +53,7 @@ _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _INLINE_SEGMENTS: Final = 8
 _SIDE_FILES: Final = frozenset(IndexType) - {IndexType.TRANSACTION}
+_MAX_LISTED: Final = 10_000
 _MAX_EMPTY_LOGS: Final = 100_000
 _EMPTY_LOGS: Final[dict[tuple[str, str], bool]] = {}
 """Cache for streams, which list segments repeatedly. Maps the URI and version of a segment's
@@ -455,8 +456,7 @@ def _not_found(
         return TopicNotFoundError(
             f"{problem} in the tier at {uri}; it has {', '.join(names)}{did_you_mean(prefixes)}"
         )
-    listed = islice(store.list_objects(options.key_prefix), 10_000)
-    if any(info.key.endswith(".puffin") for info in listed):
+    if has_puffin_files(store, options.key_prefix):
         return TierNotFoundError(
             f"{problem} at {uri}: there are Puffin files of the plugin's Iceberg mode"
             " (segment.format=iceberg), which holds no segments; read the table"
@@ -469,6 +469,30 @@ def _not_found(
     return TierNotFoundError(
         f"{searched}. Check option 'path', and option 'keyPrefix', which is the plugin's key.prefix"
         " with its slash if it has one"
+    )
+
+
+def has_puffin_files(store: ObjectStore, prefix: str) -> bool:
+    """Returns whether one of the first objects with the prefix is a Puffin file, which the plugin's
+    Iceberg mode writes.
+    """
+    listed = islice(store.list_objects(prefix), _MAX_LISTED)
+    return any(info.key.endswith(".puffin") for info in listed)
+
+
+def explain_hole(store: ObjectStore, topic: str) -> str:
+    """Returns a text about the plugin's Iceberg mode if the store has files of this mode. Otherwise
+    returns an empty text.
+    """
+    try:
+        if not has_puffin_files(store, ""):
+            return ""
+    except TieredKafkaError:  # the missing offsets are the more important error
+        return ""
+    return (
+        f". {store.uri('')} has Puffin files of the plugin's Iceberg mode (segment.format=iceberg),"
+        f" so these offsets may be in the table <iceberg.namespace>.{printable(topic)}: read them"
+        " there"
     )
 
 

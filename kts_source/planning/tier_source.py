@@ -55,12 +55,17 @@ from kts_source.planning.lineage import (
     with_unknown_epoch,
 )
 from kts_source.planning.lineage_evidence import contradiction, unconfirmed_start
-from kts_source.planning.segment_catalog import DiscoveredTopic, SegmentCatalog, discover
+from kts_source.planning.segment_catalog import (
+    DiscoveredTopic,
+    SegmentCatalog,
+    discover,
+    explain_hole,
+)
 from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.layout.layout import Layout, SegmentEntry
@@ -127,7 +132,8 @@ class TierSource:
         in_part = can_plan_in_part(
             options, listed.topic, listed.partition, from_the_start=not is_resumed
         )
-        return open_tier_log(options, listed, side_files, in_part=in_part)
+        explain = partial(explain_hole, self._catalog.store, listed.topic)
+        return open_tier_log(options, listed, side_files, in_part=in_part, explain=explain)
 
     def finish(self) -> list[str]:
         """Returns notes for the user about the selected topics."""
@@ -185,10 +191,17 @@ def open_tier_log(
     *,
     in_part: bool,
     keeps_from: int | None = None,
+    explain: Callable[[], str] | None = None,
 ) -> TierLog:
-    """Opens the log of a listed partition. `TierLog` describes the arguments."""
+    """Opens the log of a listed partition. `TierLog` and `Place` describe the arguments."""
     return TierLog(
-        Place(listed.topic, listed.partition, listed.orphans, options.fail_on_data_loss),
+        Place(
+            listed.topic,
+            listed.partition,
+            listed.orphans,
+            options.fail_on_data_loss,
+            explain_hole=explain,
+        ),
         listed,
         side_files,
         in_part=in_part,

@@ -68,7 +68,7 @@ class RetryPolicy:
     max_pause_seconds: float = 8.0
     give_up_after_seconds: float = 120.0
     request_deadline_seconds: float = 60.0
-    connect_timeout_seconds: float = 1.0
+    connect_timeout_seconds: float = 10.0
     read_timeout_seconds: float = 5.0
     hedge_after_seconds: float | None = None
 

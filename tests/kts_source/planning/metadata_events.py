@@ -98,12 +98,17 @@ def copied(
 
 
 def create_metadata_topic(
-    cluster: FakeCluster, records: Mapping[Place, Sequence[bytes | None]], count: int = 3
+    cluster: FakeCluster,
+    records: Mapping[Place, Sequence[bytes | None]],
+    count: int = 3,
+    *,
+    key: bytes | None = None,
 ) -> list[FakePartition]:
     """Creates the metadata topic with `count` partitions.
 
     `records` contains the records about each partition of the tiered topics. Each record is written
-    to the partition of the metadata topic that Kafka chooses for it.
+    to the partition of the metadata topic that Kafka chooses for it. `key` is the key of all
+    records.
     """
     values_by_partition: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
     for (_, topic_id, partition), values in records.items():
@@ -111,15 +116,15 @@ def create_metadata_topic(
             values
         )
     partitions = [
-        FakePartition(build_metadata_log(values)) for values in values_by_partition.values()
+        FakePartition(build_metadata_log(values, key)) for values in values_by_partition.values()
     ]
     cluster.create(METADATA, partitions)
     return partitions
 
 
-def build_metadata_log(values: Iterable[bytes | None]) -> FakeLog:
+def build_metadata_log(values: Iterable[bytes | None], key: bytes | None = None) -> FakeLog:
     """Builds the log of one partition of the metadata topic, with three records in each batch."""
-    records = [SimpleRecord(value) for value in values]
+    records = [SimpleRecord(value, key) for value in values]
     if not records:
         return empty_log()
     builder = LogBuilder()

@@ -71,10 +71,10 @@ class World:
         """Returns the keys of the objects of closed segment `number`."""
         return [key for key in self.store if self.segment_ids[number] in key]
 
-    def write_metadata(self, *extra: bytes | None) -> list[FakePartition]:
+    def write_metadata(self, *extra: bytes | None, key: bytes | None = None) -> list[FakePartition]:
         """Creates the metadata topic with the records of all segments, followed by `extra`."""
         values = [value for records in self.records for value in records]
-        return create_metadata_topic(self.cluster, {self.place: [*values, *extra]})
+        return create_metadata_topic(self.cluster, {self.place: [*values, *extra]}, key=key)
 
     def plan(self, store: UnlistableStore | None = None, **extra: str) -> ScanPlan:
         """Plans a scan without listing the tier, checks the rows that the scan reads, and returns

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kts_source.errors import DataLossError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from tests.golden_data import (
@@ -25,6 +27,7 @@ from tests.kts_source.planning.scanning import run, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PUBLIC, LOCAL = "public", "localtier"
 OLDER_INCARNATION = "recreated-previous"
@@ -121,3 +124,19 @@ def test_plan_bounds_equal_offsets_of_broker(
     assert {p.partition: (p.start, p.stop) for p in plan.partitions} == {
         p["partition"]: (p["log_start_offset"], p[end]) for p in topic["partitions"]
     }, name
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_hole_names_iceberg_mode_if_its_files_exist(tmp_path: Path, has_table: bool) -> None:
+    # The plugin wrote offsets [420, 980) into an Iceberg table.
+    tier = shutil.copytree(GOLDEN_44 / "iceberg-mixed" / "tier", tmp_path / "tier")
+    if has_table:
+        folder = tier / "warehouse" / "events" / "metadata"
+        folder.mkdir(parents=True)
+        (folder / "adh9f8BMS4anaUnD8KWfWg.puffin").write_bytes(b"PFA1")
+    options = {"path": str(tier), "keyPrefix": "tiered/", "subscribe": "events"}
+    with pytest.raises(DataLossError, match=r"offsets \[420, 980\)") as caught:
+        scan(options)
+    assert ("the table <iceberg.namespace>.events" in str(caught.value)) == has_table
+    rows = scan({**options, "failOnDataLoss": "false"})
+    assert sorted(rows["offset"].to_pylist()) == [*range(420), *range(980, 1400)]

@@ -175,6 +175,17 @@ def test_repeated_and_unordered_metadata_records_are_accepted(world: World) -> N
     assert "2 updates are of segments that it does not name" in plan.notes[0]
 
 
+def test_compacted_metadata_topic_with_keys_loses_no_rows(world: World) -> None:
+    # KIP-1266 drafts keys and compaction. Then a tombstone remains of one segment, and of another
+    # an update without the record that announced the segment.
+    world.records[0] = [None]
+    del world.records[1][0]
+    world.write_metadata(key=b"key")
+    plan = world.plan()
+    assert world.from_tier(plan) == [2, 3]
+    assert "1 updates are of segments that it does not name" in plan.notes[0]
+
+
 def test_metadata_records_of_other_incarnations_and_topics_are_ignored(world: World) -> None:
     older_incarnation = ("t", uuid_to_text(uuid.uuid4()), 0)
     other_topic = ("other", uuid_to_text(uuid.uuid4()), 0)

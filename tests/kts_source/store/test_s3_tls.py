@@ -8,6 +8,7 @@ import multiprocessing
 import select
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from kts_source.errors import StoreError
 from kts_source.store.open_store import open_store
-from kts_source.store.request_policy import RetryPolicy
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
 from kts_source.store.storage_options import storage_options_from
 from tests.integration.certificates import Certificates, make_certificates
 from tests.kts_source.store.fake_cloud import DATA, ETAG, FakeCloud
@@ -46,6 +47,7 @@ class TlsCloud:
         handshakes: One entry per connection: true if it resumed a TLS session.
         record_bytes: Size of the TLS records; `None` for the library's default.
         closes: True to close the connection after each response.
+        pause_seconds: Time before each handshake.
     """
 
     cloud: FakeCloud
@@ -53,6 +55,7 @@ class TlsCloud:
     handshakes: list[bool | None]
     record_bytes: int | None = None
     closes: bool = False
+    pause_seconds: float = 0.0
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,7 @@ def server(
         close_connection: bool
 
         def setup(self) -> None:
+            time.sleep(tls_cloud.pause_seconds)
             self.request = context.wrap_socket(self.request, server_side=True)
             tls_cloud.handshakes.append(self.request.session_reused)
             super().setup()
@@ -121,7 +125,9 @@ class _Records:
 
 
 @contextlib.contextmanager
-def opened(url: str, bucket: str = "bucket", **options: str) -> Iterator[ObjectStore]:
+def opened(
+    url: str, bucket: str = "bucket", policy: RetryPolicy = POLICY, /, **options: str
+) -> Iterator[ObjectStore]:
     arguments = {
         "s3.endpoint": url,
         "s3.access-key-id": "AK",
@@ -130,7 +136,7 @@ def opened(url: str, bucket: str = "bucket", **options: str) -> Iterator[ObjectS
         "s3.path-style-access": "true",
         **{name.replace("_", "."): text for name, text in options.items()},
     }
-    store = open_store(f"s3://{bucket}/t", storage_options_from(arguments), retry_policy=POLICY)
+    store = open_store(f"s3://{bucket}/t", storage_options_from(arguments), retry_policy=policy)
     try:
         yield store
     finally:
@@ -148,6 +154,15 @@ def test_certificate_authority_named_in_the_options_is_trusted(
 ) -> None:
     with opened(server.url, **reader) as store:
         read_all(store)
+
+
+def test_default_timeouts_permit_slow_handshakes(server: TlsCloud, reader: dict[str, str]) -> None:
+    # On two cores with a load of 20, the handshakes of 16 threads took more than a second.
+    server.pause_seconds = 3
+    policy = dataclasses.replace(DEFAULT_RETRY_POLICY, max_attempts=1)
+    with opened(server.url, "bucket", policy, **reader) as store, ThreadPoolExecutor(16) as pool:
+        reads = [pool.submit(store.get_range, "x", 0, 9, version=ETAG) for _ in range(16)]
+        assert {bytes(read.result()) for read in reads} == {DATA[:9]}
 
 
 @pytest.mark.parametrize("bundle", ["other authority", "none"])
@@ -187,7 +202,7 @@ def test_bucket_name_with_dots_is_read(server: TlsCloud, reader: dict[str, str])
     """No wildcard certificate matches a host with this bucket name, so the client must put the name
     into the path.
     """
-    with opened(server.url, bucket="tier.eu.example", **reader) as store:
+    with opened(server.url, "tier.eu.example", **reader) as store:
         read_all(store)
     paths = [path for _, path, _ in server.cloud.seen]
     assert all(path.startswith("/tier.eu.example") for path in paths)

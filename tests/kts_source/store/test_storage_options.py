@@ -92,7 +92,8 @@ def test_storage_options_override_all_arguments_except_retries() -> None:
     assert (arguments["key"], arguments["secret"]) == ("other", "the-secret")
     assert arguments["requester_pays"] is True
     config = arguments["config_kwargs"]
-    assert (config["read_timeout"], config["connect_timeout"], config["user_agent"]) == (99, 1, "x")
+    assert config["read_timeout"] == 99
+    assert (config["connect_timeout"], config["user_agent"]) == (10, "x")
     assert config["retries"] == {"total_max_attempts": 1}
 
 
