@@ -19,6 +19,7 @@ from tests.golden_data import assert_same_rows, expected_table, tier_options
 def fresh_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
     monkeypatch.setattr(worker_tuning, "_collects_between_tasks", lambda: True)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # would last for the whole test process
 
 
 def reader_of(topic: str) -> TieredKafkaBatchReader:
@@ -68,11 +69,14 @@ def test_garbage_of_first_task_is_collected_after_gc_freeze(
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
     rows = reader.read(partition)
-    next(rows)
-    gc.collect()
-    assert cycles[0]() is not None  # frozen objects are not collected
-    rows.close()  # type: ignore[attr-defined]  # a generator
-    assert cycles[0]() is None
+    try:
+        next(rows)
+        gc.collect()
+        assert cycles[0]() is not None  # frozen objects are not collected
+        rows.close()  # type: ignore[attr-defined]  # a generator
+        assert cycles[0]() is None
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.usefixtures("fresh_worker")
