@@ -23,6 +23,7 @@ import pyarrow.json
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ErrorLocation, SchemaChangedError
 from kts_source.export.task import OFFSET
+from kts_source.export.topic_fields import TopicFields
 from kts_source.options.value_formats import (
     AVRO_APICURIO,
     AVRO_CONFLUENT,
@@ -75,6 +76,7 @@ class NewFields:
         columns: Columns that `add_unknown` needs in a batch.
         found: The new fields, with the place of the first record that has them. A field is named
             by its path, such as `value.discount`; for Avro, with the first schema id.
+        topics: Without `adds`, fields of the JSON keys and values, by column and topic.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class NewFields:
         self._avro_writers: dict[str, list[Schema]] = {form.column: [] for form in self._formats}
         self._avro_texts: dict[str, str] = {}
         self.found: dict[str, str] = {}
+        self.topics: dict[tuple[str, str], TopicFields] = {}
         self._paths: set[str] = set()
         self._known_ids: set[tuple[str, int | str]] = set()
 
@@ -117,6 +120,8 @@ class NewFields:
                 pa.RecordBatch.from_pydict({**columns, form.column: rows.column(form.raw_column)}),
                 form,
             )
+            if not is_avro and not self._adds:
+                self._add_names(form, batch, values)
             fields = self._avro(form, values, place) if is_avro else self._json(form, values, place)
             for path, text, row in fields:
                 if path in self._paths:
@@ -143,6 +148,25 @@ class NewFields:
             if (kind := inference.type) is not None:
                 texts[column] = print_ddl(kind)
         return texts
+
+    def _add_names(self, form: ColumnFormat, batch: pa.RecordBatch, sample: pa.Array) -> None:
+        """Adds the keys or values of a batch to `topics`, until one has a field of the schema."""
+        key = form.column, batch.column(TOPIC)[0].as_py()
+        before = self.topics.get(key)
+        kind = self._types[form.column]
+        if form.column not in batch.schema.names or not pa.types.is_struct(kind):
+            return
+        if before is not None and before.has_known:
+            return
+        documents = [each for _, each in _documents(form, sample) if isinstance(each, dict)]
+        names = tuple(dict.fromkeys(name for document in documents for name in document))
+        # Rare fields may not be in the sample.
+        decoded = batch.column(form.column)
+        has_known = any(kind.get_field_index(name) >= 0 for name in names) or any(
+            field.null_count < len(field) for field in decoded.flatten()
+        )
+        more = TopicFields(*key, len(decoded) - decoded.null_count, has_known, names)
+        self.topics[key] = more if before is None else before + more
 
     def _avro(
         self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
@@ -183,16 +207,7 @@ class NewFields:
         kind = self._types[form.column]
         if self._adds and form.format == JSON and not may_have_new_fields(values, kind):
             return
-        for row, value in enumerate(values.to_pylist()):
-            if value is None:
-                continue
-            start = 0
-            if form.format == JSON_CONFLUENT:
-                start = _HEADER_SIZES.get(value[:1], 0)
-            try:
-                document = parse_json(value[start:])
-            except ValueError:
-                continue
+        for row, document in _documents(form, values):
             paths = list(_new_json_fields(document, kind, form.column))
             if paths and self._adds:
                 try:
@@ -205,6 +220,19 @@ class NewFields:
                         **place(row),
                     ) from None
             yield from ((path, path, row) for path in paths)
+
+
+def _documents(form: ColumnFormat, values: pa.Array) -> Iterator[tuple[int, object]]:
+    """Yields the row and the document of each valid JSON value."""
+    for row, value in enumerate(values.to_pylist()):
+        if value is None:
+            continue
+        start = _HEADER_SIZES.get(value[:1], 0) if form.format == JSON_CONFLUENT else 0
+        try:
+            document = parse_json(value[start:])
+        except ValueError:
+            continue
+        yield row, document
 
 
 def _sample(batch: pa.RecordBatch) -> pa.Array:

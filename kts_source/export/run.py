@@ -47,6 +47,7 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
+from kts_source.export.dry_run import dry_report
 from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
@@ -55,7 +56,6 @@ from kts_source.export.rejections import check_rejected
 from kts_source.export.replay import finish_replay, replay_tasks
 from kts_source.export.report import (
     BackfillReport,
-    empty_report,
     lost_offsets,
     newest_ms,
     written_ranges,
@@ -72,13 +72,13 @@ from kts_source.export.settings import ADD, ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
-from kts_source.export.task import OFFSET, STAGES_OF_TASKS, ExportJob
-from kts_source.export.transforms import RowTransform
+from kts_source.export.task import STAGES_OF_TASKS, ExportJob
+from kts_source.export.topic_fields import check_fields
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
 from kts_source.options.times import TIME_RANGE
-from kts_source.options.value_formats import FAILFAST, JSON, JSON_CONFLUENT
+from kts_source.options.value_formats import JSON, JSON_CONFLUENT
 from kts_source.planning.estimate import estimate
 from kts_source.read.read_settings import read_schema
 from kts_source.texts import format_bytes
@@ -293,7 +293,8 @@ class _Run:
         plan = self._plan(state)
         self._check_holders(plan, state)
         seconds = {"planning": time.monotonic() - started}
-        return dry_report(self.options, self.settings, plan, seconds)
+        is_first = not state.fingerprint
+        return dry_report(self.options, self.settings, plan, seconds, is_first=is_first)
 
     def replay(self) -> BackfillReport:
         """Replays the dead letters of the table in one commit; see the module `replay`."""
@@ -379,6 +380,13 @@ class _Run:
         """
         while True:
             reports = self._run_tasks(tasks, job)
+            if not self.commits and not state.fingerprint:
+                samples = (each for report in reports for each in report.topic_fields)
+                try:
+                    check_fields(samples, self.options.formats)
+                except InvalidOptionError:
+                    self._discard(reports, job)
+                    raise
             schemas = [report.new_schemas for report in reports]
             if not any(schemas):
                 return reports, job
@@ -637,82 +645,6 @@ class _Run:
             malformed=sum(report.malformed for report in reports),
             ended_ms=time.time_ns() // 1_000_000,
         )
-
-
-_SAMPLE_ROWS: Final = 10_000
-
-
-@dataclass(slots=True)
-class _Sample:
-    """Counts of sampled records. `reason` is the reason of the first rejected record."""
-
-    rows: int = 0
-    rejected: int = 0
-    reason: str = ""
-
-    def set_aside(self, _batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
-        """Counts records that cannot be decoded."""
-        self.rejected += len(reasons)
-        self.reason = self.reason or next(iter(reasons.values()), "")
-
-    def __str__(self) -> str:
-        total = self.rows + self.rejected
-        reason = f", first reason: {self.reason}" if self.reason else ""
-        return f"{self.rejected:,} of {total:,} sampled records would be rejected{reason}"
-
-
-def dry_report(
-    options: ScanOptions, settings: ExportSettings, plan: ExportPlan, seconds: Mapping[str, float]
-) -> BackfillReport:
-    """Returns a report of the run that `plan` describes. The figures of the report are planned or
-    estimated.
-
-    Reads at most 10,000 records of the first task, and decodes them. Writes nothing.
-    """
-    sample = _sample(options, settings, plan)
-    estimated = estimate(plan.scan.tasks)
-    advances = (advance for wave in plan.waves for advance in wave.advances)
-    return replace(
-        empty_report(settings.target, settings.table_format),
-        dry_run=True,
-        ranges=written_ranges(advances, plan.skipped),
-        rows_read=sample.rows + sample.rejected,
-        rejected=sample.rejected,
-        segment_bytes=plan.scan.nominal_bytes,
-        commits=len(plan.waves),
-        requests=estimated.requests,
-        bytes_read=estimated.bytes,
-        cost=estimated.cost(),
-        skipped=plan.skipped,
-        seconds=seconds,
-        verified=(str(sample),),
-        newest_ms=newest_ms(plan.scan.partitions),
-        ended_ms=time.time_ns() // 1_000_000,
-    )
-
-
-def _sample(options: ScanOptions, settings: ExportSettings, plan: ExportPlan) -> _Sample:
-    from kts_source.read.read_task import run_task
-
-    sample = _Sample()
-    is_counted = settings.dead_letters is not None or any(
-        form.mode == FAILFAST for form in options.formats
-    )
-    set_aside = sample.set_aside if is_counted else None  # a run would drop or keep the rows
-    columns = tuple(dict.fromkeys((*options.columns, OFFSET)))
-    fetch = replace(options.fetch, metrics_path=None)  # write nothing
-    reading = replace(options, columns=columns, fetch=fetch)
-    for task in plan.scan.tasks[:1]:
-        with closing(run_task(task, reading, set_aside=set_aside)) as batches:
-            for batch in batches:
-                sample.rows += batch.num_rows
-                if isinstance(settings.transform, RowTransform):
-                    rejected = settings.transform.apply(batch.select(list(options.columns)))
-                    sample.rows -= len(rejected.rejected)
-                    sample.set_aside(batch, {row.row: row.reason for row in rejected.rejected})
-                if sample.rows + sample.rejected >= _SAMPLE_ROWS:
-                    break
-    return sample
 
 
 _MAX_NAMED: Final = 8

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 
 from kts_source.export.rejections import RecordCounts
+from kts_source.export.topic_fields import TopicFields
 from kts_source.read.task_metrics import LostRange
 from kts_source.secret import Secret
 
@@ -180,6 +181,7 @@ class TaskReport:
         new_fields: Fields of keys and values that the schema lacks, with the place of their first
             record.
         new_schemas: With `on_new_fields="add"`, the result of `NewFields.schemas`.
+        topic_fields: Fields of JSON keys and values by topic.
         counts: Numbers of read and of rejected records by partition.
         segment_bytes: Original bytes of the parts of segments that the task read.
         requests: Number of read requests sent to the tier.
@@ -203,6 +205,7 @@ class TaskReport:
     counts: tuple[RecordCounts, ...] = ()
     new_fields: Mapping[str, str] = field(default_factory=dict[str, str])
     new_schemas: Mapping[str, str] = field(default_factory=dict[str, str])
+    topic_fields: tuple[TopicFields, ...] = ()
     segment_bytes: int = 0
     requests: int = 0
     bytes_read: int = 0
@@ -230,6 +233,10 @@ class TaskReport:
             schema=schema and schema_from_text(schema),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
             counts=tuple(RecordCounts(**count) for count in value.pop("counts")),
+            topic_fields=tuple(
+                TopicFields(**{**each, "names": tuple(each["names"])})
+                for each in value.pop("topic_fields")
+            ),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
             lost=tuple(LostRange(*lost) for lost in value.pop("lost")),

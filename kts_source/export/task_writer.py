@@ -203,6 +203,7 @@ class TaskWriter:
             dead_letters=self._letters.close(),
             new_fields={} if self._fields is None else self._fields.found,
             new_schemas={} if self._fields is None else self._fields.schemas(),
+            topic_fields=() if self._fields is None else tuple(self._fields.topics.values()),
             counts=sum_counts((*self._counts.values(), *self._letters.counts)),
             seconds=time.monotonic() - self._began,
             seconds_writing=self._seconds,

@@ -295,6 +295,9 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "a start time after the tier",
         "an end above an undecided transaction",
     ),
+    "`assign` of a partition that has no segment, without brokers": (
+        "assign a partition without a tier",
+    ),
     "JSON bounds, without brokers": (
         "a start of one more partition",
         "an end of one more partition",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kts_source.errors import InvalidOptionError, SchemaChangedError
 from kts_source.export.new_fields import _new_json_fields, may_have_new_fields
 from kts_source.export.task import TaskReport
+from kts_source.export.topic_fields import TopicFields
 from segment_format.values.json.ddl import parse_ddl
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, row, write, write_two_schemas
@@ -423,7 +424,10 @@ def test_new_avro_fields_of_many_schema_ids_are_counted_once(tmp_path: Path) -> 
 
 def test_task_report_with_new_schemas_survives_a_round_trip() -> None:
     report = TaskReport(
-        number=1, new_fields={"value.a": "offset 1"}, new_schemas={"value": "a bigint"}
+        number=1,
+        new_fields={"value.a": "offset 1"},
+        new_schemas={"value": "a bigint"},
+        topic_fields=(TopicFields("value", TOPIC, 20, has_known=False, names=("a",)),),
     )
     assert TaskReport.from_text(report.to_text()) == report
 

@@ -123,7 +123,7 @@ def test_verify_of_recreated_topic_compares_rows_of_both_topic_ids(lake: Lake) -
 def test_verify_accepts_rows_in_dead_letters(lake: Lake) -> None:
     arguments: dict[str, Any] = {
         "dead_letters": str(lake.folder / "letters"),
-        "options": source(**{"value.format": "json", "value.schema": "a int"}),
+        "options": source(**{"value.format": "json", "value.schema": "id bigint"}),
     }
     report = exported(lake, **arguments)
     assert report.rejected
