@@ -126,7 +126,7 @@ def run_exports(
         try:
             reports.append(run(export))
             check(reports[-1])
-        except Exception as error:  # raised below with those of other topics
+        except Exception as error:  # all errors are raised together after the loop
             is_bug = not isinstance(error, TieredKafkaError)
             log.warning("topic %s failed: %s", export.topic, _text_of(error), exc_info=is_bug)
             errors[export.topic] = error

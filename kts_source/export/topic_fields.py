@@ -32,7 +32,7 @@ class TopicFields:
         column: `key` or `value`.
         values: Number of keys or values, without nulls.
         has_known: True if one of them has a field of the schema.
-        names: Names of fields in a sample of them.
+        names: Names of fields in a sample of the keys or values.
     """
 
     column: str

@@ -101,6 +101,11 @@ class SearchByTopic(Search):
                 )
         return schema
 
+    @property
+    def nominal_bytes(self) -> int:
+        """Bytes of the original segment files of all tasks; see `Search.nominal_bytes`."""
+        return sum(search.nominal_bytes for search in self._searches.values())
+
     def batches(
         self,
         *,
@@ -108,7 +113,7 @@ class SearchByTopic(Search):
         progress: Callable[[int, int], object] | None = None,
     ) -> Generator[pa.RecordBatch]:
         """Yields the records in order of topic, partition and offset; see `Search.batches`."""
-        sizes = {topic: each.plan().plan.nominal_bytes for topic, each in self._searches.items()}
+        sizes = {topic: each.nominal_bytes for topic, each in self._searches.items()}
         before = 0
         for topic, search in self._searches.items():
             del sizes[topic]

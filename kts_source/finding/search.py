@@ -527,7 +527,7 @@ class Search(Displayed):
         # Another generator of this search may run concurrently, so the counts are local variables.
         self._run = None
         done: list[TaskSearch] = []
-        planned = self.plan()
+        planned = self._plan()
         filters = self._filters(planned)
         tasks = list(_search_tasks(planned, filters))
         total = sum(task.nominal_bytes for task in tasks)
@@ -562,6 +562,15 @@ class Search(Displayed):
         if len(done) != len(tasks):
             raise RuntimeError(f"only {len(done)} of {len(tasks)} tasks were searched")
         self._run = _Run(tuple(done), filters)
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Bytes of the original segment files of all tasks. Plans the search.
+
+        Raises:
+            TieredKafkaError: The tier cannot be listed.
+        """
+        return self._plan().plan.nominal_bytes
 
     def to_table(self, *, threads: int | None = None) -> pa.Table:
         """Reads all records into memory; see `batches`."""
@@ -646,12 +655,8 @@ class Search(Displayed):
         }
         return SegmentFilters(folder, planned.uri, query.keys, ids)
 
-    def plan(self) -> SearchPlan:
-        """Returns the plan of this search. The first call computes it.
-
-        Raises:
-            TieredKafkaError: The tier cannot be listed.
-        """
+    def _plan(self) -> SearchPlan:
+        """Returns the plan of this search. The first call computes it."""
         with self._lock:
             if self._planned is None:
                 self._planned = SearchPlan.of(self._options, self._query)

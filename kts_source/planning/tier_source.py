@@ -28,9 +28,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from kts_source.errors import TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import (
@@ -59,7 +60,8 @@ from kts_source.planning.segment_catalog import (
     DiscoveredTopic,
     SegmentCatalog,
     discover,
-    explain_hole,
+    has_puffin_files,
+    iceberg_hint,
 )
 from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.texts import printable
@@ -132,8 +134,21 @@ class TierSource:
         in_part = can_plan_in_part(
             options, listed.topic, listed.partition, from_the_start=not is_resumed
         )
-        explain = partial(explain_hole, self._catalog.store, listed.topic)
+        explain = partial(self._explain_hole, listed.topic)
         return open_tier_log(options, listed, side_files, in_part=in_part, explain=explain)
+
+    def _explain_hole(self, topic: str) -> str:
+        return iceberg_hint(self._catalog.store, topic) if self._has_puffin_files else ""
+
+    @cached_property
+    def _has_puffin_files(self) -> bool:
+        """Whether the store has files of the plugin's Iceberg mode. Listed once, because many
+        partitions may have holes.
+        """
+        try:
+            return has_puffin_files(self._catalog.store, "")
+        except TieredKafkaError:  # the missing offsets are the more important error
+            return False
 
     def finish(self) -> list[str]:
         """Returns notes for the user about the selected topics."""

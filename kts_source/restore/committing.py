@@ -79,8 +79,7 @@ def _offset_differences(
         ends = cluster.offsets(pairs, LATEST, read_committed=False)
         stable = cluster.offsets(pairs, LATEST, read_committed=True)
         for each, pair in zip(plan.partitions, pairs, strict=True):
-            staged = journal.staged(each.name)
-            assert staged is not None
+            staged = journal.staged_step(each.name)
             expected = {
                 "log start": (starts[pair], each.log_start),
                 "end": (ends[pair], staged["end"]),
@@ -207,7 +206,7 @@ def clamped_offsets(
                         " because the plan does not restore this partition"
                     )
                     continue
-                end = _staged_step(journal, each.name)["end"]
+                end = journal.staged_step(each.name)["end"]
                 inside = min(max(offset, each.log_start), end)
                 if inside != offset:
                     report.append(
@@ -368,10 +367,3 @@ def _retry(attempt: Callable[[], Iterable[int]]) -> None:
         if not codes <= PASSING | _COORDINATOR_MOVES or time.monotonic() > deadline:
             raise refusal(min(codes - PASSING or codes))
         time.sleep(_PAUSE_SECONDS)
-
-
-def _staged_step(journal: Journal, name: str) -> Mapping[str, Any]:
-    staged = journal.staged(name)
-    if staged is None:
-        raise InvalidOptionError(f"{name} is not written: run kts restore write first")
-    return staged

@@ -100,6 +100,17 @@ class Journal:
         """Returns the step that recorded the files of a partition, or `None`."""
         return self._last_step("staged", partition)
 
+    def staged_step(self, partition: str) -> Mapping[str, Any]:
+        """Returns the step that recorded the files of a partition.
+
+        Raises:
+            InvalidOptionError: The partition is not written yet.
+        """
+        staged = self.staged(partition)
+        if staged is None:
+            raise InvalidOptionError(f"{partition} is not written: run kts restore write first")
+        return staged
+
     def is_placed(self, partition: str) -> bool:
         """Returns whether the files of a partition have their final names."""
         return self._last_step("placed", partition) is not None

@@ -311,8 +311,7 @@ def _publish(
     options: ScanOptions,
 ) -> None:
     for each in plan.partitions:
-        staged = journal.staged(each.name)
-        assert staged is not None
+        staged = journal.staged_step(each.name)
         # Fails if a broker has written to the log since it was placed.
         place_files(Path(journal.log_dir) / each.name, staged["files"])
     publish_events(settings, plan, served, max_batch_bytes=options.max_batch_bytes)
@@ -426,8 +425,7 @@ def _merge_checkpoints(plan: RestorePlan, journal: Journal, target: LogDir) -> N
     starts: dict[tuple[str, int], int | None] = {}
     ends: dict[tuple[str, int], int | None] = {}
     for each in plan.partitions:
-        staged = journal.staged(each.name)
-        assert staged is not None
+        staged = journal.staged_step(each.name)
         pair = each.target_topic, each.partition
         first = min(int(name[:20]) for name in staged["files"] if name.endswith(".log"))
         # A broker with tiered storage does not begin at the first local segment by default.
