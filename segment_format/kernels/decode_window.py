@@ -524,7 +524,7 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
 @inlined
 def _is_selected(address: Address, aborted_stop: Value, frame: Frame) -> Value:
     """Returns whether a valid batch may contain records to return. Otherwise counts the batch as
-    skipped.
+    skipped, unless it has no records.
     """
     attributes = load_i16(address + np.uint64(21))
     if attributes & 0x20:
