@@ -308,8 +308,7 @@ class RecordDecoder:
         frame[c.MAX_ROWS] = max_rows
         frame[c.MAX_BYTES] = max_bytes
         frame[c.MAX_BATCH_BYTES] = max_batch_bytes
-        frame[c.FIRST_TIMESTAMP] = first_timestamp
-        frame[c.LAST_TIMESTAMP] = last_timestamp
+        frame[[c.FIRST_TIMESTAMP, c.LAST_TIMESTAMP]] = first_timestamp, last_timestamp
         if offset_bounds is not None:
             frame[c.ORDERED] = 1
             frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP] = offset_bounds
