@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from kts_source.layout.remote_segment import IndexType, SegmentObjects
+from kts_source.layout.remote_segment import IndexType, SegmentObjects, StoredIndexes
 from kts_source.read.task import ScanTask, SegmentSlice, SliceSurroundings
 from kts_source.store.joined_store import is_in_additional_store
 
@@ -36,8 +36,12 @@ def segment_name(segment: RemoteSegment | SegmentSlice) -> SegmentName:
 
 
 def slice_objects(segment: RemoteSegment) -> SegmentObjects:
-    """Returns a copy of a segment's objects that contains only those side files that tasks read."""
+    """Returns the objects of a segment for its slices. If side files have content, the result is a
+    copy with only those that tasks read.
+    """
     objects = segment.objects
+    if isinstance(objects.indexes, StoredIndexes):
+        return objects
     indexes = {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]}
     snapshot = objects.indexes.get(IndexType.PRODUCER_SNAPSHOT)
     if snapshot is not None:  # for the next slice
