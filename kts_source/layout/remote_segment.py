@@ -103,7 +103,8 @@ class StoredIndex:
 
 
 _POSITIONS: Final = struct.Struct(f"<{2 * len(IndexType)}q")
-_NUMBERS: Final = {kind: 2 * number for number, kind in enumerate(IndexType)}
+_KINDS: Final = tuple(IndexType)
+_NUMBERS: Final = {kind: 2 * number for number, kind in enumerate(_KINDS)}
 _ABSENT: Final = -1
 
 
@@ -121,14 +122,14 @@ class StoredIndexes(Mapping[IndexType, StoredIndex]):
         ValueError: A position is not an integer of 64 bits.
     """
 
-    __slots__ = ("_positions", "_source")
+    __slots__ = ("_positions", "source")
 
     def __init__(self, source: ObjectRef, ranges: Iterable[tuple[IndexType, int, int]]) -> None:
         positions = [_ABSENT] * (2 * len(IndexType))
         for kind, start, stop in ranges:
             number = _NUMBERS[kind]
             positions[number], positions[number + 1] = start, stop
-        self._source = source
+        self.source = source
         try:
             self._positions = _POSITIONS.pack(*positions)
         except struct.error as error:
@@ -139,18 +140,25 @@ class StoredIndexes(Mapping[IndexType, StoredIndex]):
         start, stop = _POSITIONS.unpack(self._positions)[number : number + 2]
         if start == _ABSENT:
             raise KeyError(kind)
-        return StoredIndex(self._source, start, stop)
+        return StoredIndex(self.source, start, stop)
 
     def __iter__(self) -> Iterator[IndexType]:
-        starts = _POSITIONS.unpack(self._positions)[::2]
-        return (kind for kind, start in zip(IndexType, starts, strict=True) if start != _ABSENT)
+        return (kind for kind, _, _ in self.ranges())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self.ranges())
+
+    def ranges(self) -> list[tuple[IndexType, int, int]]:
+        """Returns kind, first byte and stop byte of each side file."""
+        positions = _POSITIONS.unpack(self._positions)
+        return [
+            (kind, start, stop)
+            for kind, start, stop in zip(_KINDS, positions[::2], positions[1::2], strict=True)
+            if start != _ABSENT
+        ]
 
     def __reduce__(self) -> tuple[object, ...]:
-        ranges = tuple((kind, index.start, index.stop) for kind, index in self.items())
-        return StoredIndexes, (self._source, ranges)
+        return StoredIndexes, (self.source, self.ranges())
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -258,7 +266,7 @@ ObjectName: TypeAlias = str | int
 SegmentPlace: TypeAlias = tuple[str, str, int, str]
 """Topic, topic id, partition and segment id."""
 
-_KINDS: Final = {kind.value: kind for kind in IndexType}
+_KINDS_BY_NAME: Final = {kind.value: kind for kind in IndexType}
 
 
 def segment_facts(
@@ -276,16 +284,7 @@ def segment_facts(
     objects = segment.objects
     chunks = _chunk_facts(objects.chunk_index)
     log = name_of(objects.log)
-    indexes = [
-        [
-            kind.value,
-            name_of(index.source),
-            index.start,
-            index.stop,
-            *([] if index.content is None else [base64.b64encode(index.content).decode()]),
-        ]
-        for kind, index in objects.indexes.items()
-    ]
+    indexes = _index_facts(objects.indexes, name_of)
     if chunks is None or log is None or any(index[1] is None for index in indexes):
         return None
     encryption = objects.encryption
@@ -357,12 +356,30 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
     return None
 
 
+def _index_facts(
+    indexes: Mapping[IndexType, StoredIndex], name_of: Callable[[ObjectRef], ObjectName | None]
+) -> list[list[Any]]:
+    if isinstance(indexes, StoredIndexes):
+        name = name_of(indexes.source)
+        return [[kind.value, name, start, stop] for kind, start, stop in indexes.ranges()]
+    return [
+        [
+            kind.value,
+            name_of(index.source),
+            index.start,
+            index.stop,
+            *([] if index.content is None else [base64.b64encode(index.content).decode()]),
+        ]
+        for kind, index in indexes.items()
+    ]
+
+
 def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> Mapping[IndexType, StoredIndex]:
     if facts and all(len(fact) == 4 and fact[1] == facts[0][1] for fact in facts):
-        ranges = [(_KINDS[kind], low, high) for kind, _, low, high in facts]
+        ranges = [(_KINDS_BY_NAME[kind], low, high) for kind, _, low, high in facts]
         return StoredIndexes(ref(facts[0][1]), ranges)
     return {
-        _KINDS[kind]: StoredIndex(
+        _KINDS_BY_NAME[kind]: StoredIndex(
             ref(name), low, high, base64.b64decode(content[0]) if content else None
         )
         for kind, name, low, high, *content in facts

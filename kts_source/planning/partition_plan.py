@@ -73,12 +73,13 @@ def segment_slice(
     """
     cut_start, cut_stop = cuts
     start, stop = offsets
+    segment_stop = segment.stop_offset
     return SegmentSlice(
         topic=segment.topic,
         partition=segment.partition,
         segment_id=segment.segment_id,
         segment_start=segment.start_offset,
-        segment_stop=segment.stop_offset,
+        segment_stop=stop if stop == segment_stop else segment_stop,  # one number saves memory
         objects=objects,
         cut_start=cut_start,
         cut_stop=cut_stop,
