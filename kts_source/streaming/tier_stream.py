@@ -22,6 +22,7 @@ from kts_source.errors import (
     DataLossError,
     LeaderChangedError,
     RegistryError,
+    StoreNotFoundError,
     TieredKafkaError,
 )
 from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
@@ -369,9 +370,12 @@ class TierStream:
             with paused_collector():
                 end = self._next_of(position, limited=limited)
         except TieredKafkaError as error:
+            # The next snapshot waits for a tier that has disappeared since the last snapshot.
+            is_gone = isinstance(error, StoreNotFoundError) and self._options.brokers is None
             # Not in the first call: Spark would use the position as the end of the topic.
-            if not error.retriable or not self._has_answered or self._ends_here:
+            if not (error.retriable or is_gone) or not self._has_answered or self._ends_here:
                 raise
+            self._is_stale |= is_gone
             self._waiting_for = _failed_service(error)
             log.warning("the stream waits for the %s: %s", self._waiting_for, error)
             self._has_failed = True
