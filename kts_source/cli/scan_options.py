@@ -39,13 +39,15 @@ from kts_source.cli.flags import (
     variable_of,
     with_flags,
 )
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.options import parse_any_options
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PROFILE: Final = "default"
 _PROFILE_VARIABLE: Final = "KTS_PROFILE"
@@ -273,7 +275,12 @@ def scan_options(
                 options["subscribePattern"] = ".*"
             if "topic" in arguments and "target" not in arguments:
                 require_topic(options)
-            command(options, **values)
+            try:
+                command(options, **values)
+            except TieredKafkaError as error:
+                if verbose:  # the text that follows on stderr has no time
+                    log.error("the command failed: %s", type(error).__name__)
+                raise
 
         decorated: Callable[..., None] = run
         for decorator in _COMMON:
