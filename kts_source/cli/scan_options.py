@@ -22,6 +22,7 @@ import os
 import re
 import stat
 import tomllib
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -275,12 +276,8 @@ def scan_options(
                 options["subscribePattern"] = ".*"
             if "topic" in arguments and "target" not in arguments:
                 require_topic(options)
-            try:
+            with _failure_logged(verbose=verbose):
                 command(options, **values)
-            except TieredKafkaError as error:
-                if verbose:  # the text that follows on stderr has no time
-                    log.error("the command failed: %s", type(error).__name__)
-                raise
 
         decorated: Callable[..., None] = run
         for decorator in _COMMON:
@@ -409,6 +406,19 @@ class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message of a record as printable text."""
         return printable(with_flags(super().format(record)))
+
+
+@contextmanager
+def _failure_logged(*, verbose: bool) -> Iterator[None]:
+    """Logs the class of an error if `verbose` is set, because the text that the command prints at
+    its end has no time.
+    """
+    try:
+        yield
+    except TieredKafkaError as error:
+        if verbose:
+            log.error("the command failed: %s", type(error).__name__)
+        raise
 
 
 def _log_to_stderr(*, verbose: bool) -> None:

@@ -62,8 +62,7 @@ def check_fields(fields: Iterable[TopicFields], formats: Sequence[ColumnFormat])
     for (column, topic), total in sums.items():
         if total.values < _MIN_VALUES or not total.names:
             continue
-        fields = [field.name for field in parse_ddl(schemas[column])]
-        near = _near_names(fields, total.names)
+        near = _near_names([each.name for each in parse_ddl(schemas[column])], total.names)
         hints = [f"{name!r} instead of {wrong!r}" for wrong, name in near.items()][:_SHOWN_NAMES]
         hint = f"did you mean {', '.join(hints)}?"
         if total.has_known:
