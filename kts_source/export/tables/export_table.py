@@ -680,6 +680,7 @@ _OUTAGE_TEXTS: Final = re.compile(
     r"|\b50[0234] (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Timeout)"
     r"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE"
     r"|REQUEST_TIMEOUT)"  # Arrow
+    r"|\(sqlite3\.OperationalError\) database is locked"  # SQLAlchemy
 )
 
 
