@@ -24,6 +24,7 @@ from kts_source.errors import (
     RegistryError,
     StoreNotFoundError,
     TieredKafkaError,
+    TierNotFoundError,
 )
 from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
 from kts_source.planning.bounds import (
@@ -496,6 +497,13 @@ class TierStream:
             finally:
                 self._asked_at = self._clock()
             self._is_stale = self._looker.waits_for is not None
+            if self._looker.waits_for == STORE and self._ends_here:
+                raise TierNotFoundError(
+                    "the tier that this stream has read no longer exists, so a run with a fixed end"
+                    " would look complete. Restore the tier or correct option 'path', and start the"
+                    " query again",
+                    uri=self._looker.tier.store.uri(""),
+                )
             if not self._is_stale:
                 self._looked_at_ms, self._lag_look = round(self._asked_at * 1000), self._look
         self._look = at_position(self._look, position)
