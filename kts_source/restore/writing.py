@@ -32,7 +32,7 @@ from kts_source.restore.partition_writer import (
     EPOCHS,
     TEMPORARY,
     PartitionWriter,
-    sync_folder,
+    sync,
     write_synced,
 )
 from kts_source.restore.restore_plan import (
@@ -163,7 +163,7 @@ class LogDir:
         temporary = path.with_name(name + TEMPORARY)
         write_synced(temporary, "".join(f"{line}\n" for line in lines).encode())
         temporary.replace(path)
-        sync_folder(self.path)
+        sync(self.path)
 
 
 def check_empty(folder: Path) -> None:
@@ -214,7 +214,7 @@ def place_files(folder: Path, files: Mapping[str, int]) -> None:
             path.unlink()
     for name in pending:
         (folder / (name + TEMPORARY)).replace(folder / name)
-    sync_folder(folder)
+    sync(folder)
 
 
 LEVELS = ("read_uncommitted", "read_committed")
