@@ -75,6 +75,7 @@ class PartitionWriter:
         files: Size of each written file, by its final name.
         end: One past the last offset of the written log.
         max_producer_id: Highest producer id in the written log; −1 if it has none.
+        has_transactions: True if the written log has a batch of a transaction, or a marker.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class PartitionWriter:
         self.files: dict[str, int] = {}
         self.end = restore.local_start
         self.max_producer_id = -1
+        self.has_transactions = False
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
 
@@ -294,6 +296,7 @@ class PartitionWriter:
             *(table.max_timestamps, table.leader_epochs),
         )
         is_special = (table.are_transactional | table.are_control).tolist()
+        self.has_transactions |= any(is_special)
         for row, entry in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             if is_special[row]:
                 header = RecordBatchHeader.from_bytes(
