@@ -1,9 +1,9 @@
 """`python -m benchmarks [PART...] [--quick] [--json FILE]`: runs all parts, or the named ones.
 
-A quick run skips loopback_s3, typed_peers, hybrid, fetch, plan, audit, picture and export unless
-they are named. A full run writes build/bench/results.json and results.png; `--results` also updates
-benchmarks/RESULTS.md and its figure. `--from-json benchmarks/RESULTS.json NEW.json` updates the
-parts that a later run measured.
+A quick run skips loopback_s3, typed_peers, hybrid, fetch, plan, audit, picture, restore and export
+unless they are named. A full run writes build/bench/results.json and results.png; `--results` also
+updates benchmarks/RESULTS.md and its figure. `--from-json benchmarks/RESULTS.json NEW.json` updates
+the parts that a later run measured.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ PARTS: Final = (
     "plan",
     "audit",
     "picture",
+    "restore",
     "export",
 )
 # Parts that a quick run skips unless they are named.
@@ -58,6 +59,7 @@ LONG_PARTS: Final = frozenset(
         "plan",
         "audit",
         "picture",
+        "restore",
         "export",
     }
 )
