@@ -45,6 +45,7 @@ PARTS: Final = (
     "plan",
     "audit",
     "picture",
+    "restore",
     "export",
 )
 # Parts that a quick run skips unless they are named.
@@ -59,6 +60,7 @@ LONG_PARTS: Final = frozenset(
         "plan",
         "audit",
         "picture",
+        "restore",
         "export",
     }
 )

@@ -39,6 +39,7 @@ TITLES: Final = {
     "plan": "Planning 100,000 segments",
     "audit": "Audits, one core",
     "picture": "A report of 100,000 segments",
+    "restore": "Restores: plan, write, and events for zero copy",
     "export": "Export, against the Parquet writer alone",
 }
 

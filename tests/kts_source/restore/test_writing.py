@@ -20,7 +20,9 @@ from kts_source.errors import (
     ObjectNotFoundError,
     StoreError,
 )
+from kts_source.restore import writing
 from kts_source.restore.committing import status_restore
+from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
 from kts_source.restore.partition_writer import PartitionWriter
 from kts_source.restore.restore_plan import read_plan
@@ -206,6 +208,24 @@ def _producers(topic: str) -> dict[tuple[int, int], int]:
         (row["partition"], row["offset"]): row["producerId"] if row["isTransactional"] else -2
         for row in table.to_pylist()
     }
+
+
+@pytest.mark.parametrize(("topic", "reads"), [("epochs", 2), ("compacted", 4)])
+def test_log_without_transactions_is_compared_at_one_isolation_level(
+    topic: str, reads: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+
+    def digests(*args: Any, **more: Any) -> dict[str, str]:  # noqa: ANN401
+        compared.append(args)
+        return row_digests(*args, **more)
+
+    monkeypatch.setattr(writing, "row_digests", digests)
+    _restore(cluster, topic)
+    assert len(compared) == reads
+    journal = Journal(str(cluster.plan_file), read_plan(str(cluster.plan_file)))
+    is_equal = journal.digests["read_committed"] == journal.digests["read_uncommitted"]
+    assert is_equal == (reads == 2)
 
 
 def test_written_segments_equal_original_bytes(cluster: NewCluster) -> None:
