@@ -391,7 +391,7 @@ _CONTAINER: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9]){2,62}")
 _AZURE_HOST: Final = re.compile(
     r"https://[^/]+\.(core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)|storage\.azure\.net)"
 )
-_SCOPE: Final = "https://storage.azure.com/.default"
+AZURE_SCOPE: Final = "https://storage.azure.com/.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +445,7 @@ class AzureSettings:
             return None
 
         async def issue() -> AzureCredential:
-            token = await self.token.get_token(_SCOPE)
+            token = await self.token.get_token(AZURE_SCOPE)
             return {
                 "token": token.token,
                 "expires_at": datetime.fromtimestamp(token.expires_on, UTC),
@@ -482,7 +482,7 @@ class AzureStore(ObstoreStore):
             raise FsspecOnlyError("the container's name is unusual")
         if os.environ.get("AZURE_ENCRYPTION_KEY"):
             raise FsspecOnlyError("AZURE_ENCRYPTION_KEY is set")
-        keys, token = _credentials(client.credential, address.query)
+        keys, token = azure_credentials(client.credential, address.query)
         if token is not None and address.scheme != "https":
             raise FsspecOnlyError("obstore sends tokens only over encrypted connections")
         if keys is not None and keys[0] == "sas_token" and not _AZURE_HOST.fullmatch(endpoint):
@@ -520,7 +520,7 @@ class AzureStore(ObstoreStore):
         return status, text
 
 
-def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
+def azure_credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
     """Returns the account key or shared access signature, and the object that issues tokens. At
     least one of the two is `None`.
     """

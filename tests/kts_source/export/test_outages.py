@@ -11,6 +11,8 @@ import deltalake
 import pyarrow.fs as pafs
 import pytest
 import requests
+from azure.core.exceptions import ServiceRequestError
+from azure.storage.blob import BlobServiceClient
 
 from kts_source.export.tables.export_table import is_outage
 from tests.kts_source.export.exporting import Lake
@@ -82,6 +84,13 @@ def test_unavailable_store_of_parquet_folder_counts_as_outage() -> None:
 def test_unavailable_catalog_counts_as_outage() -> None:
     with pytest.raises(requests.ConnectionError) as caught:
         requests.get(NOBODY, timeout=5)
+    assert is_outage(caught.value)
+
+
+def test_unavailable_azure_store_counts_as_outage() -> None:
+    client = BlobServiceClient(NOBODY, retry_total=0)
+    with pytest.raises(ServiceRequestError) as caught:
+        client.get_container_client("b").get_container_properties()
     assert is_outage(caught.value)
 
 
