@@ -182,7 +182,8 @@ class _Forward(BaseHTTPRequestHandler):
     def _forward(self) -> None:
         body = self._body()
         path, method = self.path, self.command
-        headers = {n: v for n, v in self.headers.items() if n.lower() != "transfer-encoding"}
+        dropped = {"host", "content-length", "transfer-encoding"}
+        headers = {n: v for n, v in self.headers.items() if n.lower() not in dropped}
         headers["Host"] = self.server.real
         is_xml = not path.startswith(("/storage/", "/upload/", "/download/", "/batch/"))
         if is_xml and method == "PUT":
@@ -201,8 +202,7 @@ class _Forward(BaseHTTPRequestHandler):
             ]
             body = b"".join(b"--=part=\r\nContent-Type: " + part + b"\r\n" for part in parts)
             body += b"--=part=--\r\n"
-            headers["Content-Type"] = 'multipart/related; boundary="=part="'
-            headers["Content-Length"] = str(len(body))
+            headers = {"Content-Type": 'multipart/related; boundary="=part="'}
         with contextlib.closing(HTTPConnection(self.server.real, timeout=30)) as connection:
             connection.request(method, path, body or None, headers)
             response = connection.getresponse()
