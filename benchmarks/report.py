@@ -26,7 +26,7 @@ _VERSIONS: Final = (
     "pyarrow",
     "numpy",
     "numba",
-    "zstandard",
+    "backports.zstd",
     "lz4",
     "cramjam",
     "google-crc32c",

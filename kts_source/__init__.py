@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
     from kts_source.engines.scan import Scan, scan
     from kts_source.finding.certificate import Certificate
+    from kts_source.finding.find import find
     from kts_source.finding.key_index import index_keys
-    from kts_source.finding.search import Search, find
+    from kts_source.finding.search import Search
     from kts_source.planning.describe import describe
     from kts_source.planning.planner import plan
     from kts_source.planning.scan_plan import explain
@@ -78,7 +79,7 @@ _HOMES: Final = {
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.scan_plan",
-    "find": "kts_source.finding.search",
+    "find": "kts_source.finding.find",
     "index_keys": "kts_source.finding.key_index",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",

@@ -359,7 +359,8 @@ class TopicsFailedError(ExportError):
     Attributes:
         errors: The error of each topic that failed, by topic.
         targets: The target of each topic that failed, by topic.
-        report: `BackfillReport` of the topics that succeeded.
+        report: `BackfillReport` of the topics that succeeded. After a dry run, it also has the
+            topics of which too many sampled records would be rejected.
     """
 
     def __init__(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
 
 from tests import quick  # importing it sets the seed before xdist workers start
 from tests.s3 import s3_server
 from tests.spark_session import spark
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 __all__ = ["quick", "s3_server", "spark"]
 
@@ -22,3 +28,15 @@ def pytest_report_header() -> str:
     line names.
     """
     return f"KTS_EXAMPLES_SEED={os.environ['KTS_EXAMPLES_SEED']}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Disables garbage collection while tests are collected: it would search for cycles in 600,000
+    objects that all stay.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()

@@ -4,7 +4,11 @@ ARCHITECTURE.md).
 
 from __future__ import annotations
 
+import pytest
+
 from tests.test_rings import all_imports
+
+pytestmark = pytest.mark.xdist_group("imports")  # as in test_rings.py
 
 # Packages and modules of `kts_source`, inner layers first: each imports only earlier layers.
 LAYERS = (

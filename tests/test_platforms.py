@@ -34,7 +34,7 @@ EXTRAS = (
 COMPILED = (
     "cramjam",
     "lz4",
-    "zstandard",
+    "backports-zstd",
     "google-crc32c",
     "aiohttp",
     "deltalake",

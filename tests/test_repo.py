@@ -257,6 +257,33 @@ def test_every_marker_combination_belongs_to_a_suite() -> None:
         assert any(eval(selection, {}, names) for selection in selections), names
 
 
+def suite_folders() -> dict[str, list[str]]:
+    """Returns the folders of the suites in `.ci/run` that run all tests with a marker, by marker.
+    Excludes suites that name files.
+    """
+    text = (ROOT / ".ci" / "run").read_text().replace("\\\n", " ")
+    suites = re.findall(r'^ *suite .*-m "(?!not )(\w+)[^"]*" (.+)$', text, re.MULTILINE)
+    return {
+        marker: paths.split()
+        for marker, paths in suites
+        if not any(path.endswith(".py") or path.startswith("-") for path in paths.split())
+    }
+
+
+def test_suites_of_a_marker_name_all_folders_with_its_tests() -> None:
+    folders = suite_folders()
+    assert {"spark", "engines", "integration", "faults", "kills", "fuzz"} <= folders.keys()
+    tests = [name for name in PYTHON_FILES if name.startswith("tests/")]
+    missing = [
+        (marker, name)
+        for marker, paths in folders.items()
+        for name in tests
+        if re.search(rf"\bmark\.{marker}\b|\badd_marker\(\"{marker}\"\)", text_of(name) or "")
+        and not name.startswith(tuple(f"{path}/" for path in paths))
+    ]
+    assert missing == []
+
+
 def test_documented_options_match_the_option_table() -> None:
     for path in update_docs.PAGES:
         assert update_docs.renewed(path) == path.read_text(), "run `make docs`"

@@ -15,6 +15,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,13 +24,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("segment_format", "kts_source")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
+pytestmark = pytest.mark.xdist_group("imports")  # one process parses the modules for all tests
+
 # Ring 0 converts bytes to values; it uses no files, network, processes or environment variables.
 RING_0_THIRD_PARTY = {
     "numpy",
     "pyarrow",
     "numba",
     "llvmlite",
-    "zstandard",
+    "backports",
     "lz4",
     "cramjam",
     "google_crc32c",
@@ -49,6 +53,7 @@ RING_0_FORBIDDEN_STDLIB = {
     "tempfile",
     "urllib",
 }
+NEW_IN_STDLIB = {"compression"}  # Python 3.14; earlier versions use a package instead
 # Additional imports that modules of ring 0 may have, with the reasons.
 RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "segment_format.kernels.native": (
@@ -143,9 +148,15 @@ def imports_of(path: Path) -> Iterator[Import]:
             else:
                 yield from walk(child, at_import_time, for_types_only)
 
-    yield from walk(ast.parse(path.read_text(), str(path)), True, False)
+    yield from walk(parsed(path), True, False)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@functools.cache
 def is_module(dotted: str) -> bool:
     """Returns whether a dotted name is a module of this repository."""
     path = ROOT.joinpath(*dotted.split("."))
@@ -170,7 +181,7 @@ def all_imports() -> list[Import]:
 
 def third_party(entry: Import) -> bool:
     name = top(entry.imported)
-    return name not in sys.stdlib_module_names and name not in PACKAGES
+    return name not in {*sys.stdlib_module_names, *NEW_IN_STDLIB, *PACKAGES}
 
 
 def exceptions_of(entry: Import) -> set[str]:
@@ -224,7 +235,7 @@ def test_segment_format_opens_no_files() -> None:
         f"{module_name(path)}:{node.lineno} calls {ast.unparse(node.func)}"
         for path in MODULES
         if within(module_name(path), "segment_format")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func)
         in {

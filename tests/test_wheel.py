@@ -62,6 +62,18 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
+@pytest.fixture(scope="module")
+def cli_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Installs the wheel with the extra `cli` and its locked dependencies. Returns the folder."""
+    home = tmp_path_factory.mktemp("cli") / "venv"
+    run(UV, "venv", "--quiet", "--python", sys.executable, home, cwd=home.parent)
+    run(
+        UV, "pip", "install", "--quiet", "--python", home / "bin" / "python",
+        "--constraints", ROOT / "requirements.lock", f"{wheel}[cli]", cwd=home.parent,
+    )  # fmt: skip
+    return home
+
+
 def tracked(*folders: str) -> set[str]:
     """Returns the paths of the tracked files in `folders`."""
     listed = run("git", "ls-files", "-z", "--", *folders, cwd=ROOT)
@@ -141,17 +153,10 @@ def test_command_without_cli_extra_reports_the_missing_extra(python: Path, tmp_p
     assert re.search(r"pip install '/.*/tiered_kafka-[^/]*\.whl\[cli\]'", done.stderr)
 
 
-def test_command_runs_with_cli_extra(wheel: Path, tmp_path: Path) -> None:
-    run(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
-    bin_folder = tmp_path / "venv" / "bin"
-    locked = ROOT / "requirements.lock"
-    run(
-        UV, "pip", "install", "--quiet", "--python", bin_folder / "python",
-        "--constraints", locked, f"{wheel}[cli]", cwd=tmp_path,
-    )  # fmt: skip
+def test_command_runs_with_cli_extra(cli_environment: Path, tmp_path: Path) -> None:
     options = tier_options("codecs")
     flags = [text for name in options for text in ("-o", f"{name}={options[name]}")]
-    kts = bin_folder / "kts"
+    kts = cli_environment / "bin" / "kts"
     assert "codecs" in run(kts, "topics", *flags, cwd=tmp_path)
     run(kts, "report", *flags, "--output", "report.html", cwd=tmp_path)
     assert "DecompressionStream" in (tmp_path / "report.html").read_text()
@@ -159,6 +164,16 @@ def test_command_runs_with_cli_extra(wheel: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["offset"] for line in printed.splitlines()] == [0, 1]
     assert "23,962 rows" in run(kts, "export", "lake", *flags, cwd=tmp_path)
     assert list(tmp_path.glob("lake/*.parquet"))
+
+
+def test_installation_with_cli_extra_has_at_most_315_mib(cli_environment: Path) -> None:
+    """pip, setuptools and compiled modules add about 65 MiB, so 380 MiB in total."""
+    files = [
+        file
+        for file in cli_environment.rglob("*")
+        if file.is_file() and not file.is_symlink() and "__pycache__" not in file.parts
+    ]
+    assert sum(file.stat().st_blocks * 512 for file in files) <= 315 << 20
 
 
 def test_auto_registration_is_silent_without_spark(python: Path, tmp_path: Path) -> None:

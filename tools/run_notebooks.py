@@ -27,6 +27,7 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
         notebook,
         timeout=200,
         kernel_name="python3",
+        coalesce_streams=True,  # a slow kernel sends one print in several messages
         resources={"metadata": {"path": str(folder)}},
     ).execute()
     return notebook

@@ -136,7 +136,7 @@ LIBRARIES: Final = (
     "numpy",
     "pyarrow",
     "numba",
-    "zstandard",
+    "backports.zstd",
     "lz4",
     "cramjam",
     "google-crc32c",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import sys
 from importlib import import_module
@@ -25,6 +26,7 @@ from kts_source.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_STDOUT: Final = "standard output"
 _HELP: Final = """Read Kafka topics from tiered storage.
 
 PATH is the root of the tier, such as s3://bucket or a folder. TOPIC is a topic, or several
@@ -53,6 +55,30 @@ _COMMANDS: Final[Mapping[str, str]] = {
 """Module and name of each command. Modules are imported on demand, because the libraries of some
 commands take long to import.
 """
+
+
+class _Stdout(io.BufferedWriter):
+    """Standard output. Its errors have `_STDOUT` as file name. Errors of sockets have none.
+
+    Only calls of the buffer are wrapped, because Ctrl-C in Python code below the buffer would make
+    it write the same bytes again.
+    """
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401  # any buffer of bytes
+        """Writes bytes."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = _STDOUT
+            raise
+
+    def flush(self) -> None:
+        """Writes the bytes in the buffer."""
+        try:
+            super().flush()
+        except OSError as error:
+            error.filename = _STDOUT
+            raise
 
 
 class _Kts(click.Group):
@@ -94,7 +120,9 @@ class _Kts(click.Group):
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:
+        except BrokenPipeError as error:
+            if error.filename != _STDOUT:  # click would exit without a message
+                raise ConnectionError(error.strerror or str(error)) from error
             _discard_output()
             return 0
         return code
@@ -121,6 +149,17 @@ def all_commands() -> dict[str, click.Command]:
     return found
 
 
+def _name_errors_of_output() -> None:
+    """Replaces standard output by a stream to `_Stdout`. Keeps a stream that a caller has set."""
+    old = sys.stdout
+    if old is not sys.__stdout__ or not isinstance(old, io.TextIOWrapper):
+        return
+    old.flush()
+    buffer = _Stdout(io.FileIO(old.fileno(), "w", closefd=False))
+    line_buffering = old.line_buffering
+    sys.stdout = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=line_buffering)
+
+
 def _discard_output() -> None:
     """Redirects standard output to `os.devnull`, because Python flushes it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -130,6 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command in `arguments` and returns its exit code. By default, uses the arguments of
     this process.
     """
+    _name_errors_of_output()
     try:
         code = kts.main(args=arguments, prog_name="kts", standalone_mode=False)
     except click.exceptions.Abort:
@@ -141,10 +181,11 @@ def main(arguments: list[str] | None = None) -> int:
     except TieredKafkaError as error:
         click.echo(f"kts: {with_flags(str(error))}", err=True)
         return _exit_code(error)
-    except OSError as error:  # a local file or standard output failed
-        if error.filename is None:
+    except OSError as error:
+        if error.filename == _STDOUT:
             _discard_output()
-        name = "standard output" if error.filename is None else error.filename
+        # Errors of sockets have no file name.
+        name = type(error).__name__ if error.filename is None else error.filename
         click.echo(f"kts: {name}: {error.strerror or error}", err=True)
         return 1
     return code if isinstance(code, int) else 0

@@ -9,7 +9,7 @@ import click
 
 from kts_source.auditing.report import BYTES, LEVELS, METADATA, AuditReport, to_prometheus
 from kts_source.auditing.run import DEFAULT_GRACE_MS, audit
-from kts_source.cli.flags import Command, flag
+from kts_source.cli.flags import Command, Integer, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
@@ -42,7 +42,7 @@ def _audit_command(
     )
     @flag(
         "--grace-minutes",
-        type=click.IntRange(min=0),
+        type=Integer(min=0),
         default=DEFAULT_GRACE_MS // _MS_PER_MINUTE,
         show_default=True,
         help="Younger objects of an unfinished copy count as a running copy.",
@@ -56,7 +56,7 @@ def _audit_command(
     )
     @flag(
         "--jobs",
-        type=click.IntRange(min=1),
+        type=Integer(min=1),
         default=1,
         show_default=True,
         help="Number of processes.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kts_source.cli.flags import Command, SuggestedText, flag, flag_name
+from kts_source.cli.flags import Command, Integer, SuggestedText, flag, flag_name
 from kts_source.cli.record_formats import (
     FORMATS,
     columns_of_format,
@@ -63,15 +63,15 @@ _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTime
     "-p",
     "--partition",
     "partitions",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     multiple=True,
     metavar="N",
     help="Only this partition. Repeatable.",
 )
-@flag("--limit", type=click.IntRange(min=0), metavar="N", help="Print at most N records.")
+@flag("--limit", type=Integer(min=0), metavar="N", help="Print at most N records.")
 @flag(
     "--tail",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     metavar="N",
     help="Print the last N records by timestamp.",
 )

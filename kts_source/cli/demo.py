@@ -50,7 +50,7 @@ SHOWN_ROWS = 5
 
 @click.command()
 @click.argument("given_path", metavar="[PATH]", required=False)
-@click.option("--path", help="Read this tier instead of the sample.")
+@click.option("--path", help="The same as PATH.")
 @click.option("--key-prefix", "key_prefix", default="", help="Its key.prefix.")
 @click.option("--all", "every_topic", is_flag=True, help="Read the broker's tier of a checkout.")
 def demo(given_path: str | None, path: str | None, key_prefix: str, *, every_topic: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli.flags import Command, flag
+from kts_source.cli.flags import Command, Integer, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
@@ -15,7 +15,14 @@ from kts_source.cli.output import (
     print_json,
     write_atomically,
 )
-from kts_source.cli.scan_options import RECORDS, json_flag, require_topic, scan_options
+from kts_source.cli.scan_options import (
+    RECORDS,
+    json_flag,
+    parse_topic_options,
+    require_topic,
+    scan_options,
+    topic_option_flag,
+)
 from kts_source.errors import InvalidOptionError, TopicsFailedError
 from kts_source.libraries import require
 from kts_source.texts import json_fields
@@ -60,15 +67,9 @@ _MAINTENANCE: Final = "Maintenance"
     metavar="PERCENT",
     help="Maximum share of rejected rows in a commit. 100% accepts all.  [default: 1%]",
 )
-@flag(
-    "--topic-option",
-    "topic_options",
-    multiple=True,
-    metavar="TOPIC:NAME=VALUE",
-    help="Option of one topic, if TARGET contains {topic}. Repeatable.",
-)
+@topic_option_flag(help="Option of one topic, if TARGET contains {topic}. Repeatable.")
 @flag("--follow", is_flag=True, help="Continue with new records until SIGTERM or Ctrl-C.")
-@flag("--workers", type=click.IntRange(min=1), help="Processes. Default: number of cores.")
+@flag("--workers", type=Integer(min=1), help="Processes. Default: number of cores.")
 @flag("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
 @json_flag
 @flag("--sort-within-files", multiple=True, group=_WRITING, help="Column or field. Repeatable.")
@@ -252,16 +253,7 @@ def _exports(
     """Returns the exports of the command. `topic_options` have the form `TOPIC:NAME=VALUE`."""
     from kts_source.export.by_topic import exports_of
 
-    by_topic: dict[str, dict[str, str]] = {}
-    for text in topic_options:
-        topic, colon, pair = text.partition(":")
-        name, equals, value = pair.partition("=")
-        if not colon or not equals:
-            raise InvalidOptionError(
-                f"--topic-option {text!r} is invalid: it must be TOPIC:NAME=VALUE"
-            )
-        by_topic.setdefault(topic, {})[name] = value
-    return exports_of(options, target, by_topic, **named)
+    return exports_of(options, target, parse_topic_options(topic_options), **named)
 
 
 def _clean(
@@ -314,17 +306,21 @@ def _run(
         report = follow(first.source, first.settings, executor, on_round=_print_round)
         click.echo(str(report), err=True)  # standard output has only a line of JSON per round
         return report
+    limit = None if first.settings.dead_letters is None else first.settings.max_rejected
+
+    def check(each: BackfillReport) -> None:
+        if each.dry_run:
+            check_sample(each.rejected, each.rows_read, limit, each.target)
+
     try:
-        report = run_exports(target, exports, run)
+        report = run_exports(target, exports, run, check)
     except TopicsFailedError as error:
         if isinstance(error.report, BackfillReport) and error.report.tables:
             _print_report(error.report, as_json=as_json)
         raise
     _print_report(report, as_json=as_json)
-    limit = None if first.settings.dead_letters is None else first.settings.max_rejected
-    for each in report.tables or (report,):
-        if each.dry_run:
-            check_sample(each.rejected, each.rows_read, limit, each.target)
+    if not report.tables:
+        check(report)
     return report
 
 

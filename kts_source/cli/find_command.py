@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli.flags import Command, flag
+from kts_source.cli.flags import Command, Integer, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
@@ -33,11 +33,17 @@ from kts_source.cli.output import (
     write_atomically,
 )
 from kts_source.cli.record_formats import JsonLines, json_records
-from kts_source.cli.scan_options import PLACES, json_flag, scan_options
+from kts_source.cli.scan_options import (
+    PLACES,
+    json_flag,
+    parse_topic_options,
+    scan_options,
+    topic_option_flag,
+)
 from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
+from kts_source.finding.find import find
 from kts_source.finding.key_index import index_keys
-from kts_source.finding.search import find
 from kts_source.texts import format_bytes, json_fields
 
 if TYPE_CHECKING:
@@ -146,7 +152,6 @@ def _parse_lengths(path: str, data: bytes) -> list[bytes | None]:
 
 
 _INCOMPLETE = 3
-_FORMAT_OPTIONS: Final = ("key.format", "value.format")
 
 
 @click.command(
@@ -179,15 +184,16 @@ _FORMAT_OPTIONS: Final = ("key.format", "value.format")
 )
 @flag(
     "--num-partitions",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     help="Partitions of a topic, for --partitioner-pruning. Default: those in the tier.",
 )
 @flag("--key-index", metavar="FOLDER", help="Skip segments with an index of kts index.")
 @flag("--secret-file", type=click.Path(dir_okay=False), help="The secret of the index of keys.")
+@topic_option_flag(help="Option of one topic, such as orders:value.format=json. Repeatable.")
 @flag("--offsets", is_flag=True, help="Print only topic, partition and offset.")
 @flag("--certificate", type=click.Path(dir_okay=False), help="Write the certificate as JSON.")
 @flag("--json", is_flag=True, help="One JSON object per record, the default.", expose_value=False)
-@flag("--threads", type=click.IntRange(min=1), help="Default: the number of cores.")
+@flag("--threads", type=Integer(min=1), help="Default: the number of cores.")
 @scan_options("path", "topic", essential=(*PLACES, "where", "columns"), every_topic=True)
 def find_command(
     options: Mapping[str, str],
@@ -195,6 +201,7 @@ def find_command(
     certificate: str | None,
     threads: int | None,
     offsets: bool,
+    topic_options: tuple[str, ...],
     **flags: Any,  # noqa: ANN401  # texts, flags and numbers
 ) -> None:
     """Print all records that match, and certify what was searched."""
@@ -204,16 +211,18 @@ def find_command(
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         check_output(certificate)
+    by_topic = parse_topic_options(topic_options)
     conditions = _conditions(flags)
-    if "where" not in options and all(value in (False, (), []) for value in conditions.values()):
+    has_where = any("where" in each for each in (options, *by_topic.values()))
+    if not has_where and all(value in (False, (), []) for value in conditions.values()):
         raise InvalidOptionError(
             "the search has no condition: set --key, --value-contains, --header, --producer-id or"
             " --where"
         )
     _silence_planning()
-    search = find(options, **conditions)
-    is_typed = "columns" not in options and any(form in options for form in _FORMAT_OPTIONS)
-    writer = _FoundRecords() if is_typed else JsonLines()
+    search = find(options, topic_options=by_topic, **conditions)
+    has_columns = any("columns" in each for each in (options, *by_topic.values()))
+    writer = JsonLines() if has_columns else _FoundRecords()
     if certificate is not None:
         remove_file(certificate)  # an older certificate does not hold for this output
     with progress_bar("searched", is_shown=not sys.stdout.isatty()) as update:

@@ -127,6 +127,12 @@ flag = partial(click.option, cls=Flag)
 """Decorator that adds a `Flag`."""
 
 
+class Integer(click.IntRange):
+    """An integer with bounds. Its errors and help call it an integer, not an "integer range"."""
+
+    name = "integer"
+
+
 class SuggestedText(click.types.StringParamType):
     """A text for which shells suggest values. Other texts are valid, too."""
 

@@ -13,7 +13,7 @@ import click
 
 from kts_source.broker.cluster import TopicConfigs, borrowed_cluster, topic_configs
 from kts_source.broker.groups import GroupOffset, group_offsets
-from kts_source.cli.flags import Command, flag
+from kts_source.cli.flags import SERVERS, Command, flag
 from kts_source.cli.output import camel_cased, echo_printable, print_json, print_table
 from kts_source.cli.scan_options import PLACES, RECORDS, json_flag, scan_options
 from kts_source.engines.scan import scan
@@ -307,6 +307,8 @@ def groups(options: Mapping[str, str], *, names: tuple[str, ...], as_json: bool)
     Reads them from brokers (--bootstrap-servers), or from the topic __consumer_offsets on the
     disks of stopped brokers (--layout kafka-logs).
     """
+    if not {"path", SERVERS} & {name.lower() for name in options}:
+        raise _no_groups("no brokers and no disks are set")
     parsed = parse_options(options)
     if parsed.brokers is not None:
         with borrowed_cluster(parsed.brokers) as cluster:
@@ -318,10 +320,7 @@ def groups(options: Mapping[str, str], *, names: tuple[str, ...], as_json: bool)
             _print_groups(found)
         return
     if parsed.layout != _DISKS:
-        raise InvalidOptionError(
-            "groups are stored on brokers, not in the tier: set --bootstrap-servers, or set PATH to"
-            f" disks of stopped brokers and --layout {_DISKS}"
-        )
+        raise _no_groups("groups are stored on brokers, not in the tier")
     rows = [row for row in _groups_on_disks(options) if not names or row["group"] in names]
     if as_json:
         print_json([camel_cased(row) for row in rows])
@@ -336,6 +335,13 @@ def groups(options: Mapping[str, str], *, names: tuple[str, ...], as_json: bool)
             )
             for row in rows
         ],
+    )
+
+
+def _no_groups(problem: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"{problem}: set --bootstrap-servers, or set PATH to disks of stopped brokers and"
+        f" --layout {_DISKS}"
     )
 
 

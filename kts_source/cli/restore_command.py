@@ -27,18 +27,25 @@ def restore_command() -> None:
     """Restore topics of a lost cluster, with the same offsets."""
 
 
-def _target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the new cluster."""
-    command = flag(
-        "--to-option",
-        "to_pairs",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Option of the new cluster, such as kafka.security.protocol=SSL.",
-    )(command)
-    return flag("--to", required=True, metavar="HOST:PORT,…", help="Brokers of the new cluster.")(
-        command
-    )
+_TO_HELP = "Brokers of the new cluster."
+
+
+def _target_options(
+    *, required: bool = True, text: str = _TO_HELP
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns a decorator that adds the options of the new cluster."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        command = flag(
+            "--to-option",
+            "to_pairs",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Option of the new cluster, such as kafka.security.protocol=SSL.",
+        )(command)
+        return flag("--to", required=required, metavar="HOST:PORT,…", help=text)(command)
+
+    return add
 
 
 def _target(servers: str, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -73,11 +80,16 @@ def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
 )
 @flag("--rename", multiple=True, metavar="OLD=NEW", help="New topic name.")
 @flag(
+    "--zero-copy",
+    is_flag=True,
+    help="Serve the old segments in place; both clusters use one LocalTieredStorage folder.",
+)
+@flag(
     "--resume-at",
     metavar="JSON",
     help='Minimum offset of the next record: {"topic": {"0": 4711}}.',
 )
-@_target_options
+@_target_options()
 @json_flag
 @scan_options("path", "topic", every_topic=True)
 def plan_command(
@@ -86,6 +98,7 @@ def plan_command(
     output: str,
     undecided: str,
     rename: tuple[str, ...],
+    zero_copy: bool,
     resume_at: str | None,
     to: str,
     to_pairs: tuple[str, ...],
@@ -99,6 +112,7 @@ def plan_command(
         undecided=undecided,
         rename=_pairs("--rename", rename),
         resume_at=_offsets(resume_at),
+        zero_copy=zero_copy,
     )
     write_atomically(output, plan.to_json())
     if as_json:
@@ -134,22 +148,30 @@ def _numbers(topics: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
 )
 @click.argument("plan_file", metavar="PLAN")
 @flag("--log-dir", required=True, metavar="FOLDER", help="Log directory of the stopped broker.")
+@_target_options(required=False, text="Other brokers of the new cluster, for --zero-copy.")
 @json_flag
 @scan_options("path", "topic", every_topic=True)
 def write_command(
-    options: Mapping[str, str], *, plan_file: str, log_dir: str, as_json: bool
+    options: Mapping[str, str],
+    *,
+    plan_file: str,
+    log_dir: str,
+    to: str | None,
+    to_pairs: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Write the planned segments into the log directory of a stopped broker. Run it again to
     continue.
     """
     on_partition = lambda name: click.echo(f"written: {name}", err=True)  # noqa: E731
-    write_restore(plan_file, options, log_dir, on_partition=on_partition)
+    target = None if to is None else _target(to, to_pairs)
+    write_restore(plan_file, options, log_dir, target=target, on_partition=on_partition)
     _print_lines(status_restore(plan_file), as_json=as_json)
 
 
 @restore_command.command("verify")
 @click.argument("plan_file", metavar="PLAN")
-@_target_options
+@_target_options()
 @json_flag
 def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_json: bool) -> None:
     """Compare every row, log start and end that the brokers serve with the restored ones."""
@@ -166,7 +188,7 @@ def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_jso
     type=click.Path(exists=True, dir_okay=False),
     help='Committed offsets: output of kts groups --json, or {"group": {"topic": {"0": 4711}}}.',
 )
-@_target_options
+@_target_options()
 @json_flag
 def commit_command(
     *,

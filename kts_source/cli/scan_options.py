@@ -22,6 +22,7 @@ import os
 import re
 import stat
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,6 +207,25 @@ RECORDS: Final = (
 SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 json_flag = flag("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+topic_option_flag = partial(
+    flag, "--topic-option", "topic_options", multiple=True, metavar="TOPIC:NAME=VALUE"
+)
+
+
+def parse_topic_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns the options by topic and name. The texts have the form `TOPIC:NAME=VALUE`. Raises
+    `InvalidOptionError` for other texts.
+    """
+    by_topic: dict[str, dict[str, str]] = {}
+    for text in texts:
+        topic, colon, pair = text.partition(":")
+        name, equals, value = pair.partition("=")
+        if not colon or not equals:
+            raise InvalidOptionError(
+                f"--topic-option {text!r} is invalid: it must be TOPIC:NAME=VALUE"
+            )
+        by_topic.setdefault(topic, {})[name] = value
+    return by_topic
 
 
 def scan_options(
@@ -324,14 +344,20 @@ def _add_arguments(
     """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC. A
     single argument is the topic if it cannot be a path or if the path is already known.
 
-    Raises `InvalidOptionError` if an argument and its option are both set, and `UsageError` for too
-    many arguments.
+    Raises `InvalidOptionError` if an argument and its option are both set or if a single argument
+    is neither the topic nor an existing path, and `UsageError` for too many arguments.
     """
     names = ("path", "subscribe") if takes_topic else ("path",)
     if len(given) > len(names):
         raise click.UsageError(f"Got unexpected extra argument ({given[len(names)]})")
-    if takes_topic and len(given) == 1 and _is_topic(given[0], with_defaults(options, profile)):
-        names = ("subscribe",)
+    if takes_topic and len(given) == 1:
+        if _is_topic(given[0], with_defaults(options, profile)):
+            names = ("subscribe",)
+        elif _is_missing_folder(given[0]):
+            raise InvalidOptionError(
+                f"argument {given[0]!r} is taken as PATH, but no such folder exists. If it is the"
+                " topic, set PATH before it, or set --path or KTS_PATH"
+            )
     for option, text in zip(names, given, strict=False):
         if option in options:
             raise InvalidOptionError(
@@ -344,6 +370,13 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
     if "/" in text or text in (".", "..") or any(name in options for name in SELECTIONS):
         return False
     return "path" in options or SERVERS in options
+
+
+def _is_missing_folder(text: str) -> bool:
+    """Returns True if a name without slashes and colons names no existing file or folder."""
+    if "/" in text or ":" in text:
+        return False
+    return not any(Path(path).expanduser().exists() for path in (text, *text.split(",")))
 
 
 def require_topic(options: Mapping[str, str]) -> None:

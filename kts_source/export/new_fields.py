@@ -11,11 +11,11 @@ is committed without them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -23,6 +23,7 @@ import pyarrow.json
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ErrorLocation, SchemaChangedError
 from kts_source.export.task import OFFSET
+from kts_source.export.topic_fields import TopicFields
 from kts_source.options.value_formats import (
     AVRO_APICURIO,
     AVRO_CONFLUENT,
@@ -40,7 +41,7 @@ from segment_format.values.avro.schema import (
     Union,
     parse_avro,
 )
-from segment_format.values.json.ddl import TypeInference, parse_ddl, print_ddl
+from segment_format.values.json.ddl import TypeInference, parse_ddl, parse_json, print_ddl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,11 +51,15 @@ if TYPE_CHECKING:
 
 _FRAMED_AVRO: Final = (AVRO_APICURIO, AVRO_CONFLUENT, AVRO_GLUE)
 _SAMPLED_ROWS: Final = 16
-"""Values that are parsed per batch."""
+"""Random values that are parsed per batch."""
 _MAX_FIELDS: Final = 100
 """Maximum number of fields that a task reports or adds, because names may be data, such as ids."""
 _SHOWN_FIELDS: Final = 5
 """Maximum number of new fields whose first records an error names."""
+_VALUE: Final = "v"
+_VALUE_START: Final = b'{"v":'
+_VALUE_STOP: Final = b"}"
+_VALUE_BORDER: Final = _VALUE_STOP + b"\n" + _VALUE_START
 _HEADER_SIZES: Final = {b"\0": 5, b"\1": 17}
 """Bytes of Confluent's header, by its first byte."""
 
@@ -64,15 +69,19 @@ class NewFields:
 
     Args:
         formats: Formats of keys and values.
+        base: With `adds`, the formats without the fields that this run has added.
         adds: True to determine the types of the new fields for `schemas`.
 
     Attributes:
         columns: Columns that `add_unknown` needs in a batch.
         found: The new fields, with the place of the first record that has them. A field is named
             by its path, such as `value.discount`; for Avro, with the first schema id.
+        topics: Without `adds`, fields of the JSON keys and values, by column and topic.
     """
 
-    def __init__(self, formats: Sequence[ColumnFormat], *, adds: bool) -> None:
+    def __init__(
+        self, formats: Sequence[ColumnFormat], base: Sequence[ColumnFormat] = (), *, adds: bool
+    ) -> None:
         self._formats = [
             form for form in formats if form.format in (JSON, JSON_CONFLUENT, *_FRAMED_AVRO)
         ]
@@ -84,10 +93,12 @@ class NewFields:
             if form.format not in _FRAMED_AVRO
         }
         self._adds = adds
+        self._base = {form.column: form for form in base}
         self._inferences = {column: TypeInference() for column in self._types}
         self._avro_writers: dict[str, list[Schema]] = {form.column: [] for form in self._formats}
         self._avro_texts: dict[str, str] = {}
         self.found: dict[str, str] = {}
+        self.topics: dict[tuple[str, str], TopicFields] = {}
         self._paths: set[str] = set()
         self._known_ids: set[tuple[str, int | str]] = set()
 
@@ -102,14 +113,15 @@ class NewFields:
             is_avro = form.format in _FRAMED_AVRO
             rows = batch
             if not is_avro and not self._adds:
-                step = max(1, batch.num_rows // _SAMPLED_ROWS)
-                rows = batch.take(pa.array(range(0, batch.num_rows, step), pa.int64()))
+                rows = batch.take(_sample(batch))
             place = partial(_place, rows)
             columns = {name: rows.column(name) for name in needed_columns((form,))}
             values = framed(
                 pa.RecordBatch.from_pydict({**columns, form.column: rows.column(form.raw_column)}),
                 form,
             )
+            if not is_avro and not self._adds:
+                self._add_names(form, batch, values)
             fields = self._avro(form, values, place) if is_avro else self._json(form, values, place)
             for path, text, row in fields:
                 if path in self._paths:
@@ -137,6 +149,25 @@ class NewFields:
                 texts[column] = print_ddl(kind)
         return texts
 
+    def _add_names(self, form: ColumnFormat, batch: pa.RecordBatch, sample: pa.Array) -> None:
+        """Adds the keys or values of a batch to `topics`, until one has a field of the schema."""
+        key = form.column, batch.column(TOPIC)[0].as_py()
+        before = self.topics.get(key)
+        kind = self._types[form.column]
+        if form.column not in batch.schema.names or not pa.types.is_struct(kind):
+            return
+        if before is not None and before.has_known:
+            return
+        documents = [each for _, each in _documents(form, sample) if isinstance(each, dict)]
+        names = tuple(dict.fromkeys(name for document in documents for name in document))
+        # Rare fields may not be in the sample.
+        decoded = batch.column(form.column)
+        has_known = any(kind.get_field_index(name) >= 0 for name in names) or any(
+            field.null_count < len(field) for field in decoded.flatten()
+        )
+        more = TopicFields(*key, len(decoded) - decoded.null_count, has_known, names)
+        self.topics[key] = more if before is None else before + more
+
     def _avro(
         self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
     ) -> Iterator[tuple[str, str, int]]:
@@ -147,14 +178,27 @@ class NewFields:
                 continue
             self._known_ids.add((form.column, schema_id))
             paths = list(_new_avro_fields(schema, form.reader_schema, form.column))
-            if paths and self._adds:
-                writers = self._avro_writers[form.column]
-                writers.append(schema)
+            if self._adds:
                 try:
-                    self._avro_texts[form.column] = _extended_text(form, writers)
+                    paths += self._add_writer(form, schema, has_new=bool(paths))
                 except SchemaChangedError as error:
                     raise error.located(**place(row)) from None
             yield from ((path, f"{path} (schema id {schema_id})", row) for path in paths)
+
+    def _add_writer(self, form: ColumnFormat, writer: Schema, *, has_new: bool) -> list[str]:
+        """Adds a writer's schema to the result of `schemas` if the schema of the export must change
+        for it. Returns the paths of fields that this run has added and whose type must change.
+        """
+        base = self._base[form.column]
+        if not has_new and form == base:
+            return []
+        writers = [*self._avro_writers[form.column], writer]
+        text = _extended_text(form, base, writers)
+        changed = list(_changed_fields(form.reader_schema, parse_avro(text), form.column))
+        if has_new or changed:
+            self._avro_writers[form.column] = writers
+            self._avro_texts[form.column] = text
+        return changed
 
     def _json(
         self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
@@ -163,16 +207,7 @@ class NewFields:
         kind = self._types[form.column]
         if self._adds and form.format == JSON and not may_have_new_fields(values, kind):
             return
-        for row, value in enumerate(values.to_pylist()):
-            if value is None:
-                continue
-            start = 0
-            if form.format == JSON_CONFLUENT:
-                start = _HEADER_SIZES.get(value[:1], 0)
-            try:
-                document = json.loads(value[start:])
-            except (ValueError, RecursionError):
-                continue
+        for row, document in _documents(form, values):
             paths = list(_new_json_fields(document, kind, form.column))
             if paths and self._adds:
                 try:
@@ -187,6 +222,33 @@ class NewFields:
             yield from ((path, path, row) for path in paths)
 
 
+def _documents(form: ColumnFormat, values: pa.Array) -> Iterator[tuple[int, object]]:
+    """Yields the row and the document of each valid JSON value."""
+    for row, value in enumerate(values.to_pylist()):
+        if value is None:
+            continue
+        start = _HEADER_SIZES.get(value[:1], 0) if form.format == JSON_CONFLUENT else 0
+        try:
+            document = parse_json(value[start:])
+        except ValueError:
+            continue
+        yield row, document
+
+
+def _sample(batch: pa.RecordBatch) -> pa.Array:
+    """Returns the numbers of up to `_SAMPLED_ROWS` random rows, in order.
+
+    Rows at a fixed distance would miss a field that, for example, only every second record has.
+    The first offset is the seed, so a retried task examines the same rows.
+    """
+    if batch.num_rows <= _SAMPLED_ROWS:
+        return pa.array(range(batch.num_rows), pa.int64())
+    chosen = np.random.default_rng(batch.column(OFFSET)[0].as_py()).choice(
+        batch.num_rows, _SAMPLED_ROWS, replace=False
+    )
+    return pa.array(np.sort(chosen))
+
+
 def _place(rows: pa.RecordBatch, row: int) -> ErrorLocation:
     return ErrorLocation(
         topic=rows.column(TOPIC)[row].as_py(),
@@ -195,14 +257,20 @@ def _place(rows: pa.RecordBatch, row: int) -> ErrorLocation:
     )
 
 
-def _extended_text(form: ColumnFormat, writers: Sequence[Schema]) -> str:
+def _extended_text(form: ColumnFormat, base: ColumnFormat, writers: Sequence[Schema]) -> str:
     """Returns the text of an Avro format's schema with the new fields of `writers`.
+
+    Args:
+        form: The format, with the fields that this run has added.
+        base: The format without these fields. Their types are determined again, because other
+            writers may have other types.
+        writers: Schemas of writers.
 
     Raises:
         SchemaChangedError: The new fields have no common type.
     """
     try:
-        return print_avro(extended(form.reader_schema, writers, form.column))
+        return print_avro(extended(base.reader_schema, [form.reader_schema, *writers], form.column))
     except AvroSchemaError as error:
         raise SchemaChangedError(
             f"new fields of {form.column} cannot be added: {error}. Set option"
@@ -212,20 +280,23 @@ def _extended_text(form: ColumnFormat, writers: Sequence[Schema]) -> str:
 
 
 def add_fields(
-    formats: Sequence[ColumnFormat], schemas: Sequence[Mapping[str, str]]
+    formats: Sequence[ColumnFormat],
+    base: Sequence[ColumnFormat],
+    schemas: Sequence[Mapping[str, str]],
 ) -> tuple[ColumnFormat, ...]:
     """Returns the formats with the new fields in their schemas.
 
     Args:
         formats: Formats of keys and values.
+        base: The formats without the fields that this run has added.
         schemas: Results of `NewFields.schemas`, one per task.
 
     Raises:
         SchemaChangedError: Two tasks found different types of a field.
     """
     return tuple(
-        _with_fields(form, [texts[form.column] for texts in schemas if form.column in texts])
-        for form in formats
+        _with_fields(form, first, [texts[form.column] for texts in schemas if form.column in texts])
+        for form, first in zip(formats, base, strict=True)
     )
 
 
@@ -241,7 +312,7 @@ def first_places(found: Mapping[str, str], message: str) -> str:
     return f". First records: {'; '.join(f'{name} in {found[name]}' for name in shown)}"
 
 
-def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
+def _with_fields(form: ColumnFormat, base: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
     if not texts:
         return form
     if form.format not in _FRAMED_AVRO:
@@ -249,7 +320,7 @@ def _with_fields(form: ColumnFormat, texts: Sequence[str]) -> ColumnFormat:
         for text in texts[1:]:
             new = _merged(new, parse_ddl(text), form.column)
         return with_json_fields(form, new)
-    text = _extended_text(form, [parse_avro(text) for text in texts])
+    text = _extended_text(form, base, [parse_avro(text) for text in texts])
     return replace(form, schema=text, references=())
 
 
@@ -326,20 +397,22 @@ def may_have_new_fields(values: pa.Array, kind: pa.DataType) -> bool:
     Parses all values at once with Arrow's parser. This is 15 times faster than Python's parser. If
     Arrow's parser rejects the values, the result is True.
     """
-    texts = values.drop_null()
-    joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), b"\n")
-    data = joined[0].as_buffer()
-    if not data.size:
+    texts = values.filter(pc.greater(pc.binary_length(values), 0))
+    if not len(texts):
         return False
+    # Each value becomes a field. Otherwise, an invalid value might end inside a later value, and
+    # hide fields of the values in between.
+    joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), _VALUE_BORDER)
+    data = _VALUE_START + joined[0].as_py() + _VALUE_STOP
     try:
         table = pa.json.read_json(
             pa.BufferReader(data),
-            pa.json.ReadOptions(use_threads=False, block_size=data.size + 1),
+            pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
             pa.json.ParseOptions(newlines_in_values=True),
         )
-    except (pa.ArrowException, ValueError):
+        return _has_more(table.schema.field(_VALUE).type, kind)
+    except (pa.ArrowException, ValueError):  # ValueError: a name is not UTF-8
         return True
-    return _has_more(pa.struct(list(table.schema)), kind)
 
 
 def _has_more(parsed: pa.DataType, kind: pa.DataType) -> bool:
@@ -390,3 +463,20 @@ def _new_avro_fields(writer: Schema, reader: Schema, path: str) -> Iterator[str]
         yield from _new_avro_fields(writer.items, reader.items, path)
     elif isinstance(writer, Map) and isinstance(reader, Map):
         yield from _new_avro_fields(writer.values, reader.values, path)
+
+
+def _changed_fields(before: Schema, after: Schema, path: str) -> Iterator[str]:
+    """Yields the paths of fields with another type. `after` has all fields of `before`."""
+    one, other = non_null(before), non_null(after)
+    if isinstance(before, Union) != isinstance(after, Union):
+        yield path
+    elif isinstance(one, Record) and isinstance(other, Record):
+        types = {field.name: field.type for field in other.fields}
+        for field in one.fields:
+            yield from _changed_fields(field.type, types[field.name], f"{path}.{field.name}")
+    elif isinstance(one, Array) and isinstance(other, Array):
+        yield from _changed_fields(one.items, other.items, path)
+    elif isinstance(one, Map) and isinstance(other, Map):
+        yield from _changed_fields(one.values, other.values, path)
+    elif before != after:
+        yield path

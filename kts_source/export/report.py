@@ -31,6 +31,8 @@ _MAX_HOURS: Final = 48
 """Maximum age that is shown in hours."""
 _MAX_DAYS: Final = 730
 """Maximum age that is shown in days."""
+_MAX_AHEAD_MS: Final = 3_600_000
+"""Clocks of producers may be ahead by this time without a warning."""
 _STAGES: Final = ("planning", "verifying", "running", "committing")
 """Stages whose seconds add up to the duration of a run."""
 _HELP: Final = {
@@ -156,13 +158,22 @@ class BackfillReport(Displayed):
         """
         if self.newest_ms is None or self.ended_ms is None:
             return ""
-        hours = max(0, self.ended_ms - self.newest_ms) / 3_600_000
-        days = hours / 24
-        if hours <= _MAX_HOURS:
-            age = f"{hours:.1f} hours"
-        else:
-            age = f"{days:,.1f} days" if days <= _MAX_DAYS else f"{days / 365.25:,.1f} years"
-        return f"the newest record of the tier is {age} old"
+        if self.is_ahead:
+            return (
+                "the newest record of the tier is dated"
+                f" {_duration(self.newest_ms - self.ended_ms)} in the future, so its age is unknown"
+            )
+        return (
+            f"the newest record of the tier is {_duration(max(0, self.ended_ms - self.newest_ms))}"
+            " old"
+        )
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if the newest record is dated more than an hour after the end of the run."""
+        if self.newest_ms is None or self.ended_ms is None:
+            return False
+        return self.newest_ms - self.ended_ms > _MAX_AHEAD_MS
 
     @property
     def small_files(self) -> str:
@@ -330,6 +341,14 @@ def _summary(report: BackfillReport) -> list[str]:
     if report.new_fields:
         lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
+
+
+def _duration(duration_ms: int) -> str:
+    hours = duration_ms / 3_600_000
+    days = hours / 24
+    if hours <= _MAX_HOURS:
+        return f"{hours:.1f} hours"
+    return f"{days:,.1f} days" if days <= _MAX_DAYS else f"{days / 365.25:,.1f} years"
 
 
 def empty_report(target: str, table_format: str) -> BackfillReport:

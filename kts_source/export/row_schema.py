@@ -479,7 +479,8 @@ def _changed(
     ]
     return SchemaChangedError(
         f"column {name} of the rows differs from that of the table: {reason}. The table has"
-        f" {texts[0]}, the rows have {texts[1]}. Export into another table, or read with the schema"
-        " of the first run",
+        f" {texts[0]}, the rows have {texts[1]}. Read with the schema of the first run, or export"
+        f" into another table; if the type differs among records, set '{name}.schema' to a schema"
+        " that fits all of them",
         uri=uri,
     )

@@ -47,6 +47,7 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
+from kts_source.export.dry_run import dry_report
 from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
@@ -55,7 +56,6 @@ from kts_source.export.rejections import check_rejected
 from kts_source.export.replay import finish_replay, replay_tasks
 from kts_source.export.report import (
     BackfillReport,
-    empty_report,
     lost_offsets,
     newest_ms,
     written_ranges,
@@ -72,13 +72,13 @@ from kts_source.export.settings import ADD, ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
-from kts_source.export.task import OFFSET, STAGES_OF_TASKS, ExportJob
-from kts_source.export.transforms import RowTransform
+from kts_source.export.task import STAGES_OF_TASKS, ExportJob
+from kts_source.export.topic_fields import check_fields
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
 from kts_source.options.times import TIME_RANGE
-from kts_source.options.value_formats import FAILFAST, JSON, JSON_CONFLUENT
+from kts_source.options.value_formats import JSON, JSON_CONFLUENT
 from kts_source.planning.estimate import estimate
 from kts_source.read.read_settings import read_schema
 from kts_source.texts import format_bytes
@@ -293,7 +293,8 @@ class _Run:
         plan = self._plan(state)
         self._check_holders(plan, state)
         seconds = {"planning": time.monotonic() - started}
-        return dry_report(self.options, self.settings, plan, seconds)
+        is_first = not state.fingerprint
+        return dry_report(self.options, self.settings, plan, seconds, is_first=is_first)
 
     def replay(self) -> BackfillReport:
         """Replays the dead letters of the table in one commit; see the module `replay`."""
@@ -379,6 +380,13 @@ class _Run:
         """
         while True:
             reports = self._run_tasks(tasks, job)
+            if not self.commits and not state.fingerprint:
+                samples = (each for report in reports for each in report.topic_fields)
+                try:
+                    check_fields(samples, self.options.formats)
+                except InvalidOptionError:
+                    self._discard(reports, job)
+                    raise
             schemas = [report.new_schemas for report in reports]
             if not any(schemas):
                 return reports, job
@@ -390,12 +398,17 @@ class _Run:
                 for name, place in report.new_fields.items():
                     found.setdefault(name, place)
             try:
-                formats = add_fields(self.options.formats, schemas)
+                formats = add_fields(self.options.formats, job.base_formats, schemas)
                 self.options = replace(self.options, formats=formats)
                 check_typed(self.options, self.settings)
+                columns = self._typed_columns(state)
+                if self.commits and job.columns is not None and columns is not None:
+                    # `state` is older than the commits of this run.
+                    typed, target = typed_columns(self.options), self.settings.target
+                    columns = unite_schemas(job.columns, columns, typed, target, evolves=True)
             except (InvalidOptionError, SchemaChangedError) as error:
                 raise error.extended(first_places(found, error.message)) from None
-            job = replace(job, options=self.options, columns=self._typed_columns(state))
+            job = replace(job, options=self.options, columns=columns)
             self.added_fields = (*self.added_fields, *found)
             log.info("reading the wave again with the new fields %s", ", ".join(found))
 
@@ -634,82 +647,6 @@ class _Run:
         )
 
 
-_SAMPLE_ROWS: Final = 10_000
-
-
-@dataclass(slots=True)
-class _Sample:
-    """Counts of sampled records. `reason` is the reason of the first rejected record."""
-
-    rows: int = 0
-    rejected: int = 0
-    reason: str = ""
-
-    def set_aside(self, _batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
-        """Counts records that cannot be decoded."""
-        self.rejected += len(reasons)
-        self.reason = self.reason or next(iter(reasons.values()), "")
-
-    def __str__(self) -> str:
-        total = self.rows + self.rejected
-        reason = f", first reason: {self.reason}" if self.reason else ""
-        return f"{self.rejected:,} of {total:,} sampled records would be rejected{reason}"
-
-
-def dry_report(
-    options: ScanOptions, settings: ExportSettings, plan: ExportPlan, seconds: Mapping[str, float]
-) -> BackfillReport:
-    """Returns a report of the run that `plan` describes. The figures of the report are planned or
-    estimated.
-
-    Reads at most 10,000 records of the first task, and decodes them. Writes nothing.
-    """
-    sample = _sample(options, settings, plan)
-    estimated = estimate(plan.scan.tasks)
-    advances = (advance for wave in plan.waves for advance in wave.advances)
-    return replace(
-        empty_report(settings.target, settings.table_format),
-        dry_run=True,
-        ranges=written_ranges(advances, plan.skipped),
-        rows_read=sample.rows + sample.rejected,
-        rejected=sample.rejected,
-        segment_bytes=plan.scan.nominal_bytes,
-        commits=len(plan.waves),
-        requests=estimated.requests,
-        bytes_read=estimated.bytes,
-        cost=estimated.cost(),
-        skipped=plan.skipped,
-        seconds=seconds,
-        verified=(str(sample),),
-        newest_ms=newest_ms(plan.scan.partitions),
-        ended_ms=time.time_ns() // 1_000_000,
-    )
-
-
-def _sample(options: ScanOptions, settings: ExportSettings, plan: ExportPlan) -> _Sample:
-    from kts_source.read.read_task import run_task
-
-    sample = _Sample()
-    is_counted = settings.dead_letters is not None or any(
-        form.mode == FAILFAST for form in options.formats
-    )
-    set_aside = sample.set_aside if is_counted else None  # a run would drop or keep the rows
-    columns = tuple(dict.fromkeys((*options.columns, OFFSET)))
-    fetch = replace(options.fetch, metrics_path=None)  # write nothing
-    reading = replace(options, columns=columns, fetch=fetch)
-    for task in plan.scan.tasks[:1]:
-        with closing(run_task(task, reading, set_aside=set_aside)) as batches:
-            for batch in batches:
-                sample.rows += batch.num_rows
-                if isinstance(settings.transform, RowTransform):
-                    rejected = settings.transform.apply(batch.select(list(options.columns)))
-                    sample.rows -= len(rejected.rejected)
-                    sample.set_aside(batch, {row.row: row.reason for row in rejected.rejected})
-                if sample.rows + sample.rejected >= _SAMPLE_ROWS:
-                    break
-    return sample
-
-
 _MAX_NAMED: Final = 8
 """Maximum number of partitions in a log line."""
 
@@ -755,7 +692,8 @@ def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> 
     """Logs the figures of a run, and the offsets that it skipped. Lost offsets are logged as a
     warning; offsets after an open transaction are not, because the next run reads them.
 
-    Warns if the newest timestamp of a tier is unknown, because alerts on it cannot fire then.
+    Warns if the newest timestamp of a tier is unknown or in the future, because alerts on it cannot
+    fire then.
     """
     log.info(
         "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
@@ -771,6 +709,8 @@ def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> 
             " segment of the tier has a timestamp",
             report.run_id,
         )
+    elif report.is_ahead:
+        log.warning("run %s: %s: a clock is wrong", report.run_id, report.freshness)
     stops = {(each.topic, each.partition): each.stop for each in partitions}
     lost: list[str] = []
     later: list[str] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 
 from kts_source.export.rejections import RecordCounts
+from kts_source.export.topic_fields import TopicFields
 from kts_source.read.task_metrics import LostRange
 from kts_source.secret import Secret
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.settings import ExportSettings
     from kts_source.options import ScanOptions
+    from kts_source.options.value_formats import ColumnFormat
 
 OFFSET: Final = "offset"
 TOPIC_ID: Final = "topicId"
@@ -58,6 +60,8 @@ class ExportJob:
         options: Options of the source, with the key ring loaded.
         columns: Schema of the rows to write. Decoded columns also have the fields that only the
             table has. `None` if no column is decoded or a transform may change the columns.
+        base_formats: Formats of keys and values without the fields that this run has added; by
+            default, the formats in `options`.
     """
 
     options: ScanOptions
@@ -65,10 +69,12 @@ class ExportJob:
     run_id: str
     settings: ExportSettings
     columns: pa.Schema | None = None
+    base_formats: tuple[ColumnFormat, ...] = ()
 
     def __post_init__(self) -> None:
         # Only the driver commits, so only it needs the credentials of the catalog.
         object.__setattr__(self, "settings", replace(self.settings, catalog=Secret({})))
+        object.__setattr__(self, "base_formats", self.base_formats or self.options.formats)
 
 
 class RunnableTask(Protocol):
@@ -175,6 +181,7 @@ class TaskReport:
         new_fields: Fields of keys and values that the schema lacks, with the place of their first
             record.
         new_schemas: With `on_new_fields="add"`, the result of `NewFields.schemas`.
+        topic_fields: Fields of JSON keys and values by topic.
         counts: Numbers of read and of rejected records by partition.
         segment_bytes: Original bytes of the parts of segments that the task read.
         requests: Number of read requests sent to the tier.
@@ -198,6 +205,7 @@ class TaskReport:
     counts: tuple[RecordCounts, ...] = ()
     new_fields: Mapping[str, str] = field(default_factory=dict[str, str])
     new_schemas: Mapping[str, str] = field(default_factory=dict[str, str])
+    topic_fields: tuple[TopicFields, ...] = ()
     segment_bytes: int = 0
     requests: int = 0
     bytes_read: int = 0
@@ -225,6 +233,10 @@ class TaskReport:
             schema=schema and schema_from_text(schema),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
             counts=tuple(RecordCounts(**count) for count in value.pop("counts")),
+            topic_fields=tuple(
+                TopicFields(**{**each, "names": tuple(each["names"])})
+                for each in value.pop("topic_fields")
+            ),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
             lost=tuple(LostRange(*lost) for lost in value.pop("lost")),

@@ -203,6 +203,7 @@ class TaskWriter:
             dead_letters=self._letters.close(),
             new_fields={} if self._fields is None else self._fields.found,
             new_schemas={} if self._fields is None else self._fields.schemas(),
+            topic_fields=() if self._fields is None else tuple(self._fields.topics.values()),
             counts=sum_counts((*self._counts.values(), *self._letters.counts)),
             seconds=time.monotonic() - self._began,
             seconds_writing=self._seconds,
@@ -424,7 +425,8 @@ def new_fields_of(job: ExportJob) -> NewFields | None:
         return None
     from kts_source.export.new_fields import NewFields  # imports value decoders
 
-    return NewFields(job.options.formats, adds=job.settings.on_new_fields == ADD)
+    adds = job.settings.on_new_fields == ADD
+    return NewFields(job.options.formats, job.base_formats, adds=adds)
 
 
 def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:

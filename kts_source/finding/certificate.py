@@ -40,6 +40,12 @@ def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
         yield f"the producer id is one of {', '.join(map(str, query.producer_ids))}"
 
 
+def formats_of(options: ScanOptions) -> Iterator[str]:
+    """Yields the formats of decoded keys and values as texts."""
+    for form in options.formats:
+        yield f"{form.column}: {form.format}, {form.type}"
+
+
 def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -> Iterator[str]:
     """Yields the assumptions of a search as sentences. The certificate is correct only if all of
     them are true.
@@ -224,6 +230,8 @@ class Certificate(Displayed):
         keys: Number of keys; `None` if the search is not for keys.
         key_digest: SHA-256 in hex over the keys; empty without keys.
         conditions: Conditions on records other than keys.
+        formats: Formats and types of decoded keys and values. If they differ by topic, each text
+            begins with the topic.
         assumptions: Assumptions under which the certificate is correct.
         outside: Parts of the topics that the search did not cover.
         faults: Faults of the tier because of which offsets were not searched.
@@ -238,6 +246,7 @@ class Certificate(Displayed):
     keys: int | None
     key_digest: str
     conditions: tuple[str, ...]
+    formats: tuple[str, ...]
     assumptions: tuple[str, ...]
     outside: tuple[str, ...]
     faults: tuple[str, ...]
@@ -281,6 +290,7 @@ class Certificate(Displayed):
             "isolationLevel": self.isolation_level,
             "keys": "any" if self.keys is None else f"{self.keys:,}",
             "conditions": "; ".join(self.conditions) or "none",
+            "formats": "; ".join(self.formats) or "none: keys and values are bytes",
             "assumptions": f"{len(self.assumptions):,}, see attribute assumptions",
             "not covered": "; ".join((*self.faults, *self.outside)) or "nothing",
         }

@@ -1,4 +1,4 @@
-"""`kts_source.find(source, …)`: finds all records that meet conditions, and certifies the search.
+"""Finds all records that meet conditions, and certifies the search.
 
 All offsets are searched, except offsets that cannot be planned or read. The certificate of a search
 lists the exceptions.
@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import (
@@ -35,6 +35,7 @@ from kts_source.finding.certificate import (
     assumptions_of,
     conditions_of,
     digest_of_objects,
+    formats_of,
     outside_of,
 )
 from kts_source.finding.key_index import IndexFolder, SegmentFilters
@@ -43,13 +44,10 @@ from kts_source.finding.query import (
     partition_counts,
     partitions_of,
     pruning_assumption,
-    query_of,
 )
-from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import scan_facts
 from kts_source.options.selection import Assign
 from kts_source.options.value_formats import DROP_MALFORMED, PERMISSIVE, further_columns
-from kts_source.planning.infer_types import with_types
 from kts_source.planning.planner import plan_scan
 from kts_source.predicate.model import fields_of
 from kts_source.read.handover import ThreadTiers, in_threads
@@ -74,18 +72,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.finding.query import Conditions
     from kts_source.layout.remote_segment import ObjectRef
-    from kts_source.options import Options, ScanOptions
+    from kts_source.options import ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import SegmentSlice
     from kts_source.read.task_metrics import TaskMetrics
 
-_TASK_BYTES: Final = 32 << 20
-"""Default size of a task. As in scans, tasks are small, because ordered threads may wait for a
-whole task.
-"""
 _ISOLATION: Final = "isolationLevel"
 _LOCATION_COLUMNS: Final = (TOPIC, PARTITION, "offset")
 _MAX_RANGES: Final = 1000
@@ -469,28 +462,6 @@ def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
         yield UnservedObjects(orphan.keys, orphan.reason)
 
 
-def find(source: Options, **conditions: Unpack[Conditions]) -> Search:
-    """Finds all records of the topics that meet the conditions, and certifies which offsets were
-    searched.
-
-    The search starts when rows are requested. This function reads the store only to infer the type
-    of JSON without a schema.
-
-    Args:
-        source: Options as for `spark.read.format("tiered-kafka")`. Option `where` is one of the
-            conditions, and `columns` selects the columns of the rows.
-        **conditions: See `Conditions`.
-
-    Raises:
-        InvalidOptionError: Options or conditions are unknown, malformed or contradictory.
-    """
-    check_for_batch(options := parse_any_options(source))
-    if "targetPartitionBytes" not in options.given:
-        options = replace(options, target_partition_bytes=_TASK_BYTES)
-    options = replace(with_types(options), key_ring=options.key_ring.loaded())
-    return Search(options, query_of(**conditions))
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """A finished search.
@@ -592,6 +563,15 @@ class Search(Displayed):
             raise RuntimeError(f"only {len(done)} of {len(tasks)} tasks were searched")
         self._run = _Run(tuple(done), filters)
 
+    @property
+    def nominal_bytes(self) -> int:
+        """Bytes of the original segment files of all tasks. Plans the search.
+
+        Raises:
+            TieredKafkaError: The tier cannot be listed.
+        """
+        return self._plan().plan.nominal_bytes
+
     def to_table(self, *, threads: int | None = None) -> pa.Table:
         """Reads all records into memory; see `batches`."""
         import pyarrow as pa
@@ -634,6 +614,7 @@ class Search(Displayed):
             keys=None if query.keys is None else len(query.keys),
             key_digest=query.key_digest,
             conditions=tuple(conditions_of(options, query)),
+            formats=tuple(formats_of(options)),
             assumptions=(
                 *assumptions_of(options, planned.plan, has_filters=has_filters),
                 *([pruning_assumption(planned.counts)] if query.partitioner_pruning else ()),

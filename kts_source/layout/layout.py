@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import UUID_TEXT_PATTERN
+from segment_format.record.recovery import last_offset
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.store.object_store import ObjectInfo, ObjectStore
     from segment_format.errors import SegmentFormatError
+    from segment_format.index.sparse_indexes import OffsetIndex
 
 # Brokers write numbers with the digits of their locale, and `\d` matches the digits of every
 # script.
@@ -306,3 +309,44 @@ def read_whole(
     if info.size > at_most:
         raise too_large(f"{info.key} has {info.size} bytes, but may have at most {at_most} bytes")
     return bytes(store.get_range(info.key, 0, info.size, version=info.version))
+
+
+def read_last_offset(
+    store: ObjectStore,
+    log: ObjectInfo,
+    base_offset: int,
+    index: OffsetIndex | None = None,
+    *,
+    size: int | None = None,
+    newest: int | None = None,
+    next_base: int | None = None,
+) -> int:
+    """Returns the last offset of the last batch of a segment's log. Reads only the batches from the
+    last entry of the offset index on.
+
+    Args:
+        store: Store of the log.
+        log: The `.log` object, as listed.
+        base_offset: Base offset of the segment.
+        index: Offset index of the segment; `None` if it cannot be used. Ignored if its last entry
+            is not below `size`.
+        size: Size of the log in bytes; by default the size of the object.
+        newest: Offset of the last entry of the time index; `None` if the time index is empty.
+        next_base: Base offset of the next segment; `None` if there is none.
+
+    Raises:
+        SegmentFormatError: See `segment_format.record.recovery.last_offset`.
+    """
+    size = log.size if size is None else size
+    position, indexed = 0, None
+    if index and int(index.positions[-1]) < size:
+        position, indexed = int(index.positions[-1]), int(index.offsets[-1])
+    return last_offset(
+        partial(store.get_range, log.key, version=log.version),
+        size,
+        position,
+        base_offset=base_offset,
+        indexed=indexed,
+        newest=newest,
+        next_base=next_base,
+    )

@@ -29,6 +29,7 @@ from kts_source.layout.layout import (
     SegmentEntry,
     TopicFolder,
     group_segments,
+    read_last_offset,
     read_whole,
 )
 from kts_source.layout.remote_segment import (
@@ -50,7 +51,7 @@ from segment_format.manifest.object_names import (
     ROOT_DIRECTORY,
     parse_local_partition_directory,
 )
-from segment_format.record.recovery import last_offset, max_timestamps_from
+from segment_format.record.recovery import max_timestamps_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,14 +170,9 @@ class LocalTieredLayout:
                 raise CorruptIndexError("the log is empty, but its indexes have entries")
             end = max(base, (entry.next_base or 0) - 1)
         elif log is not None:
-            end = last_offset(
-                lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
-                log.size,
-                int(index.positions[-1]) if index else 0,
-                base_offset=base,
-                indexed=floor if index else None,
-                newest=int(times.offsets[-1]) if times else None,
-                next_base=entry.next_base,
+            newest = int(times.offsets[-1]) if times else None
+            end = read_last_offset(
+                store, log, base, index, newest=newest, next_base=entry.next_base
             )
         if end < floor:
             expected = "its offset index contains" if index else "its name begins with"

@@ -16,10 +16,12 @@ so `check_early_stops` compares these transactions, too.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kts_source.errors import ObjectNotFoundError, TieredKafkaError
@@ -166,7 +168,7 @@ def ends_of_reads(
             start_of_run = start
         if following is not None and following[0] == stop:
             continue
-        last = next(n for n, span in enumerate(ranges) if span.start < stop <= span.stop)
+        last = bisect_left(ranges, stop, key=attrgetter("start")) - 1
         for number in cuts:
             if number < last and start_of_run < ranges[number].stop:
                 # The segment's snapshot belongs to another offset than the end of this range, so

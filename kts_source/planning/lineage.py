@@ -423,9 +423,10 @@ def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
     """Yields each leader epoch of a segment, with the start and the end (exclusive) of its offsets
     in the segment.
     """
-    stops = [*(entry.start_offset for entry in segment.leader_epochs[1:]), segment.stop_offset]
-    for entry, stop in zip(segment.leader_epochs, stops, strict=False):
-        low, high = max(entry.start_offset, segment.start_offset), min(stop, segment.stop_offset)
+    entries, start, stop = segment.leader_epochs, segment.start_offset, segment.stop_offset
+    for number, entry in enumerate(entries, 1):
+        low = max(entry.start_offset, start)
+        high = min(entries[number].start_offset, stop) if number < len(entries) else stop
         if low < high:
             yield entry.epoch, low, high
 

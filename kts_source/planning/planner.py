@@ -400,7 +400,7 @@ def check_plan(
         ArchivedObjectError: Objects are archived, and `allows_archived` is False.
         PlanTooLargeError: The plan exceeds `maxPlanBytes` or `maxPlanRequests`.
     """
-    archived = [ref.key for ref in plan.objects_read() if ref.storage_class in ARCHIVE_CLASSES]
+    archived = {ref.key for ref in plan.objects_read() if ref.storage_class in ARCHIVE_CLASSES}
     if archived and not allows_archived:
         shown = some(store.uri(key) for key in sorted(archived))
         raise ArchivedObjectError(
@@ -629,7 +629,7 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
             )
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
-        for _ in pool.map(check, plan.objects_read()):
+        for _ in pool.map(check, dict.fromkeys(plan.objects_read())):
             pass
 
 

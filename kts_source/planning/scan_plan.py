@@ -228,15 +228,16 @@ class ScanPlan(Displayed):
         """Bytes of original segments that the tasks cover, plus an estimate for broker ranges."""
         return sum(task.nominal_bytes for task in self.tasks)
 
-    def objects_read(self) -> list[ObjectRef]:
-        """Returns the objects that tasks will read: logs, and the offset indexes of segments that
-        are split into slices.
+    def objects_read(self) -> Iterator[ObjectRef]:
+        """Yields the objects that tasks will read: logs, and the offset indexes of segments that
+        are split into slices. An object that several slices read occurs several times.
         """
-        slices = [piece for task in self.tasks for piece in task.slices]
-        # Skip logs without bytes, because they may have no object.
-        logs = dict.fromkeys(piece.objects.log for piece in slices if piece.objects.size_in_bytes)
-        indexes = dict.fromkeys(piece.offset_index.source for piece in slices if not piece.is_whole)
-        return [*logs, *indexes]
+        for task in self.tasks:
+            for piece in task.slices:
+                if piece.objects.size_in_bytes:  # a log without bytes may have no object
+                    yield piece.objects.log
+                if not piece.is_whole:
+                    yield piece.offset_index.source
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:

@@ -480,15 +480,8 @@ def has_puffin_files(store: ObjectStore, prefix: str) -> bool:
     return any(info.key.endswith(".puffin") for info in listed)
 
 
-def explain_hole(store: ObjectStore, topic: str) -> str:
-    """Returns a text about the plugin's Iceberg mode if the store has files of this mode. Otherwise
-    returns an empty text.
-    """
-    try:
-        if not has_puffin_files(store, ""):
-            return ""
-    except TieredKafkaError:  # the missing offsets are the more important error
-        return ""
+def iceberg_hint(store: ObjectStore, topic: str) -> str:
+    """Returns a text about missing offsets of a topic in a store with Puffin files."""
     return (
         f". {store.uri('')} has Puffin files of the plugin's Iceberg mode (segment.format=iceberg),"
         f" so these offsets may be in the table <iceberg.namespace>.{printable(topic)}: read them"

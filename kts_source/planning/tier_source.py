@@ -28,9 +28,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from kts_source.errors import TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import (
@@ -59,7 +60,8 @@ from kts_source.planning.segment_catalog import (
     DiscoveredTopic,
     SegmentCatalog,
     discover,
-    explain_hole,
+    has_puffin_files,
+    iceberg_hint,
 )
 from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.texts import printable
@@ -132,8 +134,21 @@ class TierSource:
         in_part = can_plan_in_part(
             options, listed.topic, listed.partition, from_the_start=not is_resumed
         )
-        explain = partial(explain_hole, self._catalog.store, listed.topic)
+        explain = partial(self._explain_hole, listed.topic)
         return open_tier_log(options, listed, side_files, in_part=in_part, explain=explain)
+
+    def _explain_hole(self, topic: str) -> str:
+        return iceberg_hint(self._catalog.store, topic) if self._has_puffin_files else ""
+
+    @cached_property
+    def _has_puffin_files(self) -> bool:
+        """Whether the store has files of the plugin's Iceberg mode. Listed once, because many
+        partitions may have holes.
+        """
+        try:
+            return has_puffin_files(self._catalog.store, "")
+        except TieredKafkaError:  # the missing offsets are the more important error
+            return False
 
     def finish(self) -> list[str]:
         """Returns notes for the user about the selected topics."""
@@ -455,7 +470,10 @@ class TierLog(SourceLog):
             self._lineage, log_start, stop, (), (), (), end_timestamp_ms=newest_ms
         )
         has_start &= self._keeps_from >= log_start
-        return has_start and all(map(self._has_no_dead_branch, (*segments, *self._damaged)))
+        damaged = [usable_range(segment, self._lineage) for segment in self._damaged]
+        return has_start and all(
+            map(self._has_no_dead_branch, (*segments, *self._damaged), (*spans, *damaged))
+        )
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
         """Returns, for each segment at an index in `numbers`, the offsets that may be read from it.
@@ -463,15 +481,15 @@ class TierLog(SourceLog):
         """
         wanted = list(numbers)
         segments = self.listed.described(wanted)
-        if len(segments) < len(wanted) or not all(map(self._has_no_dead_branch, segments)):
+        spans = [usable_range(segment, self._lineage) for segment in segments]
+        if len(segments) < len(wanted) or not all(map(self._has_no_dead_branch, segments, spans)):
             return None
-        spans = (usable_range(segment, self._lineage) for segment in segments)
         return [span for span in spans if span is not None]
 
-    def _has_no_dead_branch(self, segment: RemoteSegment) -> bool:
+    def _has_no_dead_branch(self, segment: RemoteSegment, usable: SegmentRange | None) -> bool:
         """Returns whether all offsets of a segment above the log start belong to the lineage and
         are below the known end of the log. If not, there may be dead branches, so all segments must
-        be read.
+        be read. `usable` has the offsets of the segment that belong to the lineage.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False
@@ -479,7 +497,7 @@ class TierLog(SourceLog):
         if segment.stop_offset <= log_start:
             return True
         expected = SegmentRange(segment, max(segment.start_offset, log_start), segment.stop_offset)
-        return usable_range(segment, self._lineage) == expected and expected.stop <= self.log.stop
+        return usable == expected and expected.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
         """Returns the index of the first entry with the base offset of the entry at index

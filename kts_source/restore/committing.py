@@ -45,7 +45,7 @@ def verify_restore(plan_path: str, target: Mapping[str, str]) -> list[str]:
     """
     plan = read_plan(plan_path)
     journal = Journal(plan_path, plan)
-    if not journal.has("checked"):
+    if not journal.is_complete:
         raise InvalidOptionError(f"the restore is not complete: {status_restore(plan_path)[-1]}")
     differences = list(_offset_differences(plan, journal, target))
     for level in LEVELS:
@@ -79,8 +79,7 @@ def _offset_differences(
         ends = cluster.offsets(pairs, LATEST, read_committed=False)
         stable = cluster.offsets(pairs, LATEST, read_committed=True)
         for each, pair in zip(plan.partitions, pairs, strict=True):
-            staged = journal.staged(each.name)
-            assert staged is not None
+            staged = journal.staged_step(each.name)
             expected = {
                 "log start": (starts[pair], each.log_start),
                 "end": (ends[pair], staged["end"]),
@@ -112,7 +111,7 @@ def status_restore(plan_path: str) -> list[str]:
     lines = [f"log directory: {journal.log_dir}"]
     placed = [each.name for each in plan.partitions if journal.is_placed(each.name)]
     lines.append(f"written: {len(placed)} of {len(plan.partitions)} partitions")
-    if not journal.has("checked"):
+    if not journal.is_complete:
         return [
             *lines,
             "next: run kts restore write again; do not start the broker before it is complete",
@@ -171,9 +170,7 @@ def commit_restore(
         )
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
-        highest = max(
-            (_staged_step(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
-        )
+        highest = journal.max_producer_id
         for node in cluster.nodes:
             raise_producer_ids(cluster, node, highest)
         report.append(f"producer ids up to {highest} are not assigned again")
@@ -209,7 +206,7 @@ def clamped_offsets(
                         " because the plan does not restore this partition"
                     )
                     continue
-                end = _staged_step(journal, each.name)["end"]
+                end = journal.staged_step(each.name)["end"]
                 inside = min(max(offset, each.log_start), end)
                 if inside != offset:
                     report.append(
@@ -370,10 +367,3 @@ def _retry(attempt: Callable[[], Iterable[int]]) -> None:
         if not codes <= PASSING | _COORDINATOR_MOVES or time.monotonic() > deadline:
             raise refusal(min(codes - PASSING or codes))
         time.sleep(_PAUSE_SECONDS)
-
-
-def _staged_step(journal: Journal, name: str) -> Mapping[str, Any]:
-    staged = journal.staged(name)
-    if staged is None:
-        raise InvalidOptionError(f"{name} is not written: run kts restore write first")
-    return staged

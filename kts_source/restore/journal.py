@@ -8,6 +8,7 @@ The journal is the file `<plan>.journal`, a line of JSON per step:
     {"step": "placed", "partition": "orders-0"}
     {"step": "written"}                           the checkpoints are updated
     {"step": "checked", "digests": {…}}           the disk has the rows of the tier
+    {"step": "published", "maxProducerId": 7}     brokers know the segments that zero copy serves
     {"step": "verified"}                          the brokers have the rows of the disk
     {"step": "committed"}                         producers and consumers may start
 """
@@ -38,6 +39,7 @@ class Journal:
     def __init__(self, plan_path: str, plan: RestorePlan) -> None:
         self.path = Path(f"{plan_path}.journal")
         self._plan_id = plan.plan_id
+        self._last_write_step = "published" if plan.zero_copy else "checked"
         try:
             text = self.path.read_bytes() if self.path.exists() else b""
             whole = text[: text.rfind(b"\n") + 1]
@@ -80,6 +82,16 @@ class Journal:
         return any(entry["step"] == step for entry in self.steps)
 
     @property
+    def is_complete(self) -> bool:
+        """Returns whether the log directory is complete, so that its broker may start."""
+        return self.has(self._last_write_step)
+
+    @property
+    def max_producer_id(self) -> int:
+        """Highest producer id of the old cluster that brokers know; −1 if they know none."""
+        return max((entry.get("maxProducerId", -1) for entry in self.steps), default=-1)
+
+    @property
     def log_dir(self) -> str:
         """Log directory of the restore; empty before `begin`."""
         return str(self.steps[0]["logDir"]) if self.steps else ""
@@ -87,6 +99,17 @@ class Journal:
     def staged(self, partition: str) -> Mapping[str, Any] | None:
         """Returns the step that recorded the files of a partition, or `None`."""
         return self._last_step("staged", partition)
+
+    def staged_step(self, partition: str) -> Mapping[str, Any]:
+        """Returns the step that recorded the files of a partition.
+
+        Raises:
+            InvalidOptionError: The partition is not written yet.
+        """
+        staged = self.staged(partition)
+        if staged is None:
+            raise InvalidOptionError(f"{partition} is not written: run kts restore write first")
+        return staged
 
     def is_placed(self, partition: str) -> bool:
         """Returns whether the files of a partition have their final names."""

@@ -2,9 +2,9 @@
 loads without a scan.
 
 Offset indexes, time indexes and transaction indexes are computed from the batches. The leader-epoch
-checkpoint contains the lineage of the tier up to the end of the log. The producer snapshot is
-empty: after the restore no transaction is open, and the broker forgets the producers of the old
-cluster, whose ids the new cluster assigns again.
+checkpoint contains the lineage of the tier up to the end of the log. The producer snapshots at its
+start and end are empty: no transaction is open there, and the broker forgets the producers of the
+old cluster, whose ids the new cluster assigns again.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class PartitionWriter:
         self._undecided = undecided
         self._open: dict[int, int] = {}
         self._epochs: dict[int, int] = {}  # producer epochs
-        self._data_end = restore.log_start  # one past the last restored offset
+        self._data_end = restore.local_start  # one past the last restored offset
         self.files: dict[str, int] = {}
-        self.end = restore.log_start
+        self.end = restore.local_start
         self.max_producer_id = -1
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
@@ -100,25 +100,29 @@ class PartitionWriter:
         ranges = [
             replace(span, stop=min(span.stop, self._restore.stop))
             for span in self._plan.surviving.ranges
-            if span.start < self._restore.stop
+            if self._restore.local_start < span.stop and span.start < self._restore.stop
         ]
         with closing(self._downloads(source, ranges)) as downloads:
             for number, (span, path) in enumerate(downloads):
                 with path.open("r+b") as file:
-                    start, stop = self._kept_bytes(file, span, is_first=number == 0)
+                    start, stop = self._kept_bytes(file, span)
                     base = _base_offset(file, span, start, stop)
                     _keep(file, start, stop)
                     self._finish(file, base, is_last=number == len(ranges) - 1)
         if not ranges:
             with self._temporary_file(0).open("w+b") as file:
-                self._finish(file, self._restore.log_start, is_last=True)
+                self._finish(file, self._restore.local_start, is_last=True)
         lineage = [
             entry
             for entry in self._plan.surviving.lineage
             if entry.start_offset < self.end and entry.start_offset <= self._data_end
         ]
         self._add(EPOCHS, LeaderEpochCheckpoint(tuple(lineage)).to_bytes())
-        self._add(f"{self.end:020d}.snapshot", write_producer_snapshot(()))
+        snapshots = {self.end}
+        if self._restore.local_start > self._restore.log_start:
+            snapshots.add(self._restore.local_start)
+        for offset in snapshots:
+            self._add(f"{offset:020d}.snapshot", write_producer_snapshot(()))
 
     def _downloads(
         self, source: SegmentSource, ranges: Sequence[SegmentRange]
@@ -147,9 +151,9 @@ class PartitionWriter:
     def _temporary_file(self, number: int) -> Path:
         return self._folder / f"download-{number % 2}{TEMPORARY}"
 
-    def _kept_bytes(self, file: BinaryIO, span: SegmentRange, *, is_first: bool) -> tuple[int, int]:
-        """Returns the byte range of the batches to keep. In the first segment, this includes the
-        batch that contains the log start.
+    def _kept_bytes(self, file: BinaryIO, span: SegmentRange) -> tuple[int, int]:
+        """Returns the byte range of the batches to keep. This includes the batch that contains the
+        log start.
         """
         if (span.start, span.stop) == (span.segment.start_offset, span.segment.stop_offset):
             return 0, _size(file)
@@ -158,7 +162,7 @@ class PartitionWriter:
         for batch in batches:
             if start is None and batch.header.next_offset > span.start:
                 start = batch.position
-                if batch.header.base_offset < span.start and not is_first:
+                if batch.header.base_offset < span.start > self._restore.log_start:
                     raise self._corrupt(
                         f"offset {span.start} is inside a batch of this segment, but the previous"
                         " segment is kept up to this offset: the segments overlap in the middle of"
@@ -348,6 +352,15 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until renames in a folder are on the disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _download(source: SegmentSource, span: SegmentRange, file: BinaryIO) -> None:

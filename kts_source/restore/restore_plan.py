@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.restore.cutting import ends_without_open_transactions
+from kts_source.restore.cutting import ends_without_open_transactions, local_starts
 from kts_source.restore.target import describe_target, target_settings
+from kts_source.store.open_store import scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import ScanPlan
 
 
-PLAN_VERSION: Final = 2
+PLAN_VERSION: Final = 3
 REFUSE, ABORT, CUT = "refuse", "abort", "cut"
 UNDECIDED_POLICIES: Final = (REFUSE, ABORT, CUT)
+_SERVED_LAYOUT: Final = "local-tiered-storage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,11 @@ class PartitionRestore:
             empty batch spans the offsets between them.
         stable_stop: One past the last offset whose transactions are all decided.
         max_epoch: Highest leader epoch in the tier; −1 if the tier records none.
-        bytes: Size of the original segments in bytes.
+        local_start: First offset to write into the log directory. Brokers serve the offsets below
+            it from the segments of the old cluster. Without zero copy, it is `log_start`.
+        served: Number of segments below `local_start`.
+        segments: Number of segments to copy.
+        bytes: Size of the segments to copy in bytes.
         fingerprint: Digest of the names, versions and offset ranges of the segments.
         undecided: Producer id and first offset of each open transaction, oldest first.
     """
@@ -60,6 +66,8 @@ class PartitionRestore:
     resume_at: int
     stable_stop: int
     max_epoch: int
+    local_start: int
+    served: int
     segments: int
     bytes: int
     fingerprint: str
@@ -81,6 +89,7 @@ class RestorePlan:
         node_id: Id of the broker that gets the files; −1 if the replicas are on several brokers.
         target_ids: Topic id of each target topic in the new cluster.
         undecided: Handling of transactions without a known end: one of `UNDECIDED_POLICIES`.
+        zero_copy: True if the new cluster serves segments of the old cluster in place.
         partitions: The partitions, ascending by topic and number.
         refusals: Reasons why the plan must not be executed. Empty if it may be executed.
         notes: Facts that the operator should know.
@@ -92,6 +101,7 @@ class RestorePlan:
     node_id: int
     target_ids: dict[str, str]
     undecided: str
+    zero_copy: bool
     partitions: tuple[PartitionRestore, ...]
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
@@ -140,6 +150,11 @@ class RestorePlan:
                 f" least {each.resume_at}, {each.segments} segments, {each.bytes:,} bytes, leader"
                 f" epoch {each.max_epoch}, {len(each.undecided)} undecided transactions"
             )
+            if each.served:
+                lines.append(
+                    f"  in place: offsets [{each.log_start}, {each.local_start}) of"
+                    f" {each.served} segments that are not copied"
+                )
             if each.stop < each.tier_stop:
                 lines.append(
                     f"  cut: records at offsets [{each.stop}, {each.tier_stop}) are not restored"
@@ -198,8 +213,10 @@ def plan_restore(
     undecided: str = REFUSE,
     rename: Mapping[str, str] | None = None,
     resume_at: Mapping[str, Mapping[int, int]] | None = None,
+    zero_copy: bool = False,
 ) -> RestorePlan:
-    """Plans a restore. Changes nothing. Reads batch headers only if `undecided` is `cut`.
+    """Plans a restore. Changes nothing. Reads batch headers only if `undecided` is `cut`, or if a
+    producer snapshot is not usable.
 
     Args:
         options: Options of the tier.
@@ -209,6 +226,8 @@ def plan_restore(
             them, at an offset where no other transaction is open.
         rename: Name in the new cluster, by name in the tier.
         resume_at: Minimum offset of the next record, by topic in the tier and partition.
+        zero_copy: If True, the new cluster serves the old segments in place. It must use the same
+            folder of `LocalTieredStorage`.
 
     Raises:
         InvalidOptionError: An option is invalid.
@@ -218,25 +237,23 @@ def plan_restore(
         policies = " or ".join(UNDECIDED_POLICIES)
         raise InvalidOptionError(f"undecided must be {policies}, but is {undecided!r}")
     parsed, settings = source_options(options), target_settings(target)
+    if zero_copy:
+        _check_can_be_served(parsed)
     refusals: list[str] = []
     scan = plan_source(parsed, refusals)
     names, resume = rename or {}, resume_at or {}
-    topics = {each.topic for each in scan.partitions}
-    if unknown := sorted((names.keys() | resume.keys()) - topics):
-        raise InvalidOptionError(
-            f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
-        )
-    if len({names.get(topic, topic) for topic in topics}) < len(topics):
-        raise InvalidOptionError("rename gives the same name to two topics: use different names")
+    _check_names({each.topic for each in scan.partitions}, names, resume)
     cuts = ends_without_open_transactions(scan.partitions, parsed) if undecided == CUT else {}
+    starts = local_starts(scan.partitions, parsed, cuts) if zero_copy else {}
     partitions = []
     for each in scan.partitions:
+        pair = each.topic, each.partition
         wanted = resume.get(each.topic, {}).get(each.partition, 0)
-        cut = cuts.get((each.topic, each.partition))
-        partition = _partition(each, names.get(each.topic, each.topic), wanted, cut)
+        target_topic = names.get(each.topic, each.topic)
+        partition = _partition(each, target_topic, wanted, cuts.get(pair), starts.get(pair))
         partitions.append(partition)
         refusals += _refusals(partition, undecided)
-    found = describe_target(settings, partitions)
+    found = describe_target(settings, partitions, zero_copy=zero_copy)
     return RestorePlan(
         plan_id=secrets.token_hex(8),
         source=",".join((parsed.path, *parsed.disk_paths)),
@@ -244,10 +261,35 @@ def plan_restore(
         node_id=found.node_id,
         target_ids=found.topic_ids,
         undecided=undecided,
+        zero_copy=zero_copy,
         partitions=tuple(partitions),
         refusals=(*refusals, *found.refusals),
         notes=(*scan.notes, *found.notes),
     )
+
+
+def _check_names(
+    topics: set[str], names: Mapping[str, str], resume: Mapping[str, Mapping[int, int]]
+) -> None:
+    if unknown := sorted((names.keys() | resume.keys()) - topics):
+        raise InvalidOptionError(
+            f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
+        )
+    if len({names.get(topic, topic) for topic in topics}) < len(topics):
+        raise InvalidOptionError("rename gives the same name to two topics: use different names")
+
+
+def _check_can_be_served(options: ScanOptions) -> None:
+    if options.layout != _SERVED_LAYOUT or scheme_of(options.path) != "file":
+        raise InvalidOptionError(
+            f"zero copy supports only layout {_SERVED_LAYOUT} in a local folder: restore without"
+            " zero copy"
+        )
+    if options.tail_paths or options.fetch.fallback_path:
+        raise InvalidOptionError(
+            "options 'tailPath' and 'fallbackPath' are not allowed with zero copy, because brokers"
+            " cannot serve these segments: restore without zero copy"
+        )
 
 
 def plan_source(options: ScanOptions, refusals: list[str]) -> ScanPlan:
@@ -272,11 +314,16 @@ def fingerprint(plan: PartitionPlan) -> str:
 
 
 def _partition(
-    plan: PartitionPlan, target_topic: str, resume_at: int, cut: int | None
+    plan: PartitionPlan,
+    target_topic: str,
+    resume_at: int,
+    cut: int | None,
+    local_start: int | None,
 ) -> PartitionRestore:
     surviving = plan.surviving
     stop = surviving.stop if cut is None else cut
-    kept = [span for span in surviving.ranges if span.start < stop]
+    local_start = surviving.log_start if local_start is None else local_start
+    copied = [span for span in surviving.ranges if local_start < span.stop and span.start < stop]
     epochs = [entry.epoch for entry in surviving.lineage]
     epochs += [e.epoch for span in surviving.ranges for e in span.segment.leader_epochs]
     return PartitionRestore(
@@ -290,8 +337,10 @@ def _partition(
         resume_at=max(resume_at, surviving.stop),
         stable_stop=plan.stop,
         max_epoch=max(epochs, default=-1),
-        segments=len(kept),
-        bytes=sum(span.segment.objects.size_in_bytes for span in kept),
+        local_start=local_start,
+        served=sum(span.stop <= local_start for span in surviving.ranges),
+        segments=len(copied),
+        bytes=sum(span.segment.objects.size_in_bytes for span in copied),
         fingerprint=fingerprint(plan),
         undecided=tuple((each.producer_id, each.first_offset) for each in plan.undecided),
     )

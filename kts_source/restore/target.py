@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kts_source.broker.cluster import EARLIEST, LATEST, Cluster, topic_configs
 from kts_source.broker.kafka_options import broker_settings
 from kts_source.errors import InvalidOptionError
+from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,14 +20,23 @@ if TYPE_CHECKING:
     from kts_source.broker.settings import BrokerSettings
     from kts_source.restore.restore_plan import PartitionRestore
 
-REQUIRED_CONFIGS: Final = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "remote.storage.enable": "false",
+REQUIRED_CONFIGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "cleanup.policy": ("delete",),
+    "retention.ms": ("-1",),
+    "retention.bytes": ("-1",),
+    "remote.storage.enable": ("false",),
 }
-"""Topic configurations during a restore. With other values, brokers would delete, compact or upload
-restored records before they are verified.
+"""Allowed values of topic configurations during a restore. With other values, brokers would delete,
+compact or upload restored records before they are verified.
+"""
+ZERO_COPY_CONFIGS: Final[Mapping[str, tuple[str, ...]]] = {
+    **REQUIRED_CONFIGS,
+    "remote.storage.enable": ("true",),
+    "local.retention.ms": ("-2", "-1"),
+    "local.retention.bytes": ("-2", "-1"),
+}
+"""The same for a restore with zero copy. New replicas copy the local log of the seed, so it must
+not be deleted. The value −2 stands for the value of `retention.ms` or `retention.bytes`.
 """
 
 
@@ -67,7 +77,9 @@ def target_settings(kafka_options: Mapping[str, str]) -> BrokerSettings:
     return settings
 
 
-def describe_target(settings: BrokerSettings, partitions: Sequence[PartitionRestore]) -> Target:
+def describe_target(
+    settings: BrokerSettings, partitions: Sequence[PartitionRestore], *, zero_copy: bool
+) -> Target:
     """Describes the target topics. Reads no records and changes nothing.
 
     Raises:
@@ -110,8 +122,11 @@ def describe_target(settings: BrokerSettings, partitions: Sequence[PartitionRest
             if empty := [n for n in topic.leaders if n not in numbers]:
                 notes.append(f"{name}: the tier has no data of partitions {empty}; they stay empty")
         refusals += _non_empty(cluster, topics.values())
-        for name, configs in topic_configs(cluster, topics, list(REQUIRED_CONFIGS)).items():
-            refusals += _config_refusals(name, configs)
+        required = ZERO_COPY_CONFIGS if zero_copy else REQUIRED_CONFIGS
+        for name, configs in topic_configs(cluster, topics, list(required)).items():
+            refusals += _config_refusals(name, configs, required)
+        if zero_copy:
+            refusals += _event_refusals(cluster, node_id)
     ids = {name: topic.topic_id for name, topic in sorted(topics.items())}
     return Target(str(answer.cluster_id), node_id, ids, tuple(refusals), tuple(notes))
 
@@ -155,12 +170,29 @@ def _non_empty(cluster: Cluster, topics: Iterable[ClusterTopic]) -> Iterator[str
             )
 
 
-def _config_refusals(topic: str, configs: TopicConfigs) -> Iterator[str]:
+def _config_refusals(
+    topic: str, configs: TopicConfigs, required: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
     if configs.refusal:
         yield f"{topic}: its configurations cannot be read: {configs.refusal}"
         return
-    for name, needed in REQUIRED_CONFIGS.items():
+    for name, allowed in required.items():
         # Brokers without tiered storage do not report `remote.storage.enable`.
-        value = configs.values.get(name, needed)
-        if value != needed:
-            yield f"{topic}: set {name}={needed} until the restore is verified; it is {value}"
+        value = configs.values.get(name, "false")
+        if value not in allowed:
+            yield f"{topic}: set {name}={allowed[-1]} until the restore is verified; it is {value}"
+
+
+def _event_refusals(cluster: Cluster, node_id: int) -> Iterator[str]:
+    """Yields a refusal if no events can be published while broker `node_id` is stopped."""
+    topic = cluster.topics([REMOTE_LOG_METADATA]).get(REMOTE_LOG_METADATA)
+    if topic is None:
+        yield (
+            f"the new cluster has no topic {REMOTE_LOG_METADATA}: create any topic with"
+            " remote.storage.enable=true"
+        )
+    elif numbers := [n for n, leader in topic.leaders.items() if leader.node == node_id]:
+        yield (
+            f"partitions {numbers} of {REMOTE_LOG_METADATA} are on broker {node_id}, but zero copy"
+            " writes to them while this broker is stopped: move them to other brokers"
+        )

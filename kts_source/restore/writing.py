@@ -6,11 +6,14 @@ the files, and updates two checkpoints of the log directory: the log starts and 
 
 Files are written under temporary names, synced and renamed. Only empty files of a new topic are
 replaced. Kafka ignores the temporary names.
+
+With zero copy, it also links the segments that the new topic serves, and publishes their events as
+the last step; see `serving.py`.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,7 +28,13 @@ from kts_source.errors import (
 from kts_source.read.segment_source import SegmentSource
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
-from kts_source.restore.partition_writer import EPOCHS, TEMPORARY, PartitionWriter, write_synced
+from kts_source.restore.partition_writer import (
+    EPOCHS,
+    TEMPORARY,
+    PartitionWriter,
+    sync_folder,
+    write_synced,
+)
 from kts_source.restore.restore_plan import (
     ABORT,
     fingerprint,
@@ -33,6 +42,14 @@ from kts_source.restore.restore_plan import (
     read_plan,
     source_options,
 )
+from kts_source.restore.serving import (
+    link_objects,
+    max_producer_id,
+    publish_events,
+    served_segments,
+)
+from kts_source.restore.target import target_settings
+from kts_source.store.local_store import local_root
 from kts_source.texts import format_bytes, some
 from kts_source.tier import open_uncached_tier
 from segment_format.errors import SegmentFormatError
@@ -40,11 +57,13 @@ from segment_format.index.checkpoints import parse_offset_checkpoint, parse_part
 from segment_format.kafka_uuid import uuid_to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from kts_source.broker.settings import BrokerSettings
     from kts_source.options import ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.restore.restore_plan import PartitionRestore, RestorePlan
+    from kts_source.restore.serving import ServedSegment
 
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
@@ -198,15 +217,6 @@ def place_files(folder: Path, files: Mapping[str, int]) -> None:
     sync_folder(folder)
 
 
-def sync_folder(folder: Path) -> None:
-    """Waits until renames in a folder are on the disk."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
 LEVELS = ("read_uncommitted", "read_committed")
 
 
@@ -215,6 +225,7 @@ def write_restore(
     options: Mapping[str, str],
     log_dir: str,
     *,
+    target: Mapping[str, str] | None = None,
     on_partition: Callable[[str], object] = lambda name: None,
 ) -> RestorePlan:
     """Writes the planned partitions. The broker of the log directory must be stopped. Call it again
@@ -224,6 +235,8 @@ def write_restore(
         plan_path: Path of the plan file. The journal is written next to it.
         options: Options of the tier, as passed to `plan_restore`.
         log_dir: A log directory of the broker that has the only replicas of the target topics.
+        target: Options `kafka.*` of the other brokers of the new cluster. Needed if the plan is
+            with zero copy.
         on_partition: Called with the name of each partition after it is written.
 
     Raises:
@@ -231,6 +244,7 @@ def write_restore(
             partition is not empty, or a broker runs on the log directory.
         ObjectChangedError: The tier changed after the plan.
         CorruptSegmentError: A segment is invalid, or the written rows differ from the tier.
+        BrokerError: With zero copy, a broker refuses the events of the served segments.
         TieredKafkaError: The tier cannot be read.
     """
     plan = read_plan(plan_path)
@@ -238,32 +252,108 @@ def write_restore(
         raise InvalidOptionError(
             f"the plan is refused: {some(plan.refusals)}. Remove the reasons and plan again"
         )
-    target = LogDir(log_dir, plan.cluster_id, plan.node_id)
+    settings = target_settings(target or {}) if plan.zero_copy else None
+    disk = LogDir(log_dir, plan.cluster_id, plan.node_id)
     journal = Journal(plan_path, plan)
-    parsed = source_options(options)
-    with target.locked():
-        folders = {
-            each.name: target.partition(each.name, plan.target_ids[each.target_topic])
-            for each in plan.partitions
-        }
-        for name, folder in folders.items():
-            if journal.staged(name) is None:
-                check_empty(folder)
+    source_ids = {each.topic: each.topic_id for each in plan.partitions}
+    tier = _with_topic_ids(options, source_ids) if plan.zero_copy else options
+    parsed = source_options(tier)
+    with disk.locked():
+        folders = _partition_folders(plan, journal, disk)
         sources = _plan_unchanged_tier(plan, parsed)
-        if journal.has("checked"):
+        if journal.is_complete:
             return plan
-        journal.begin(str(target.path.resolve()))
-        _check_space(plan, journal, target.path)
-        with closing(open_uncached_tier(parsed)) as tier:
-            source = SegmentSource(tier, parsed.key_ring.loaded())
+        journal.begin(str(disk.path.resolve()))
+        _check_space(plan, journal, disk.path)
+        with closing(open_uncached_tier(parsed)) as opened:
+            source = SegmentSource(opened, parsed.key_ring.loaded())
             for each in plan.partitions:
                 _write_partition(source, each, sources, folders[each.name], plan, journal)
                 on_partition(each.name)
-        if not journal.has("written"):
-            _merge_checkpoints(plan, journal, target)
-            journal.add("written")
-        journal.add("checked", digests=_checked_digests(plan, options, target.path))
+        served = _linked_segments(plan, sources, parsed)
+        _check_written(plan, journal, disk, tier, has_served=bool(served))
+        if settings is not None:
+            _publish(plan, journal, settings, served, parsed)
     return plan
+
+
+def _partition_folders(plan: RestorePlan, journal: Journal, disk: LogDir) -> dict[str, Path]:
+    """Returns the folder of each partition. Checks that it is empty, or that an earlier attempt
+    wrote it.
+    """
+    folders = {
+        each.name: disk.partition(each.name, plan.target_ids[each.target_topic])
+        for each in plan.partitions
+    }
+    for name, folder in folders.items():
+        if journal.staged(name) is None:
+            check_empty(folder)
+    return folders
+
+
+def _check_written(
+    plan: RestorePlan, journal: Journal, disk: LogDir, tier: Mapping[str, str], *, has_served: bool
+) -> None:
+    """Updates the checkpoints of the log directory, and compares the rows with the tier."""
+    if not journal.has("written"):
+        _merge_checkpoints(plan, journal, disk)
+        journal.add("written")
+    if not journal.has("checked"):
+        written = _written_log(plan, tier, disk.path, has_served=has_served)
+        journal.add("checked", digests=_checked_digests(plan, tier, written, disk.path))
+
+
+def _publish(
+    plan: RestorePlan,
+    journal: Journal,
+    settings: BrokerSettings,
+    served: Sequence[ServedSegment],
+    options: ScanOptions,
+) -> None:
+    for each in plan.partitions:
+        staged = journal.staged_step(each.name)
+        # Fails if a broker has written to the log since it was placed.
+        place_files(Path(journal.log_dir) / each.name, staged["files"])
+    publish_events(settings, plan, served, max_batch_bytes=options.max_batch_bytes)
+    highest = max_producer_id(local_root(options.path), served)
+    journal.add("published", maxProducerId=highest)
+
+
+def _with_topic_ids(options: Mapping[str, str], topic_ids: Mapping[str, str]) -> dict[str, str]:
+    """Returns options of the tier that read these topic ids, because the tier may have folders of
+    the same topic under the old and the new id.
+    """
+    others = {name: text for name, text in options.items() if name.lower() != "topicid"}
+    return {**others, "topicId": json.dumps(topic_ids)}
+
+
+def _linked_segments(
+    plan: RestorePlan, sources: Mapping[tuple[str, int], PartitionPlan], options: ScanOptions
+) -> list[ServedSegment]:
+    """Links the files of the segments that the new topics serve, and returns these segments."""
+    if not plan.zero_copy:
+        return []
+    linked: list[ServedSegment] = []
+    for each in plan.partitions:
+        topic_id = plan.target_ids[each.target_topic]
+        served = served_segments(each, topic_id, sources[each.topic, each.partition])
+        link_objects(local_root(options.path), served, f"{each.name}-{topic_id}")
+        linked += served
+    return linked
+
+
+def _written_log(
+    plan: RestorePlan, tier: Mapping[str, str], folder: Path, *, has_served: bool
+) -> dict[str, str]:
+    """Returns the options that read the restored topics: the log directory, and with zero copy also
+    the links in the tier.
+    """
+    selected = {"endOfLog": "true", "subscribe": ",".join(sorted(plan.target_ids))}
+    if not has_served:
+        return {"path": str(folder), "layout": "kafka-logs", **selected}
+    selections = ("subscribe", "subscribepattern", "assign", "topicid")
+    others = {name: text for name, text in tier.items() if name.lower() not in selections}
+    return _with_topic_ids({**others, **selected, "tailPath": str(folder)}, plan.target_ids)
 
 
 def _plan_unchanged_tier(
@@ -335,34 +425,29 @@ def _merge_checkpoints(plan: RestorePlan, journal: Journal, target: LogDir) -> N
     starts: dict[tuple[str, int], int | None] = {}
     ends: dict[tuple[str, int], int | None] = {}
     for each in plan.partitions:
-        staged = journal.staged(each.name)
-        assert staged is not None
+        staged = journal.staged_step(each.name)
         pair = each.target_topic, each.partition
         first = min(int(name[:20]) for name in staged["files"] if name.endswith(".log"))
-        starts[pair] = each.log_start if each.log_start > first else None
+        # A broker with tiered storage does not begin at the first local segment by default.
+        is_needed = plan.zero_copy or each.log_start > first
+        starts[pair] = each.log_start if is_needed else None
         ends[pair] = staged["end"]
     target.merge_offsets(LOG_STARTS, starts)
     target.merge_offsets(RECOVERY_POINTS, ends)
 
 
 def _checked_digests(
-    plan: RestorePlan, options: Mapping[str, str], folder: Path
+    plan: RestorePlan, tier: Mapping[str, str], written_log: Mapping[str, str], folder: Path
 ) -> dict[str, dict[str, str]]:
-    """Compares the rows on the disk with the rows of the tier, and returns the digests of the rows
-    on the disk.
+    """Compares the restored rows with the rows of the tier, and returns the digests of the restored
+    rows.
 
     In `read_committed`, rows from the first transaction without a known end on are not compared,
     because a read of the tier ends before them.
     """
     digests = {}
     for level in LEVELS:
-        disk = {
-            "path": str(folder),
-            "layout": "kafka-logs",
-            "endOfLog": "true",
-            "subscribe": ",".join(sorted(plan.target_ids)),
-            "isolationLevel": level,
-        }
+        disk = {**written_log, "isolationLevel": level}
         digests[level] = row_digests(disk)
         is_partial = plan.undecided == ABORT and level == "read_committed"
         stops = {
@@ -371,7 +456,7 @@ def _checked_digests(
         written = row_digests(disk, stops=stops) if is_partial else digests[level]
         names = {f"{e.topic}-{e.partition}": e.name for e in plan.partitions}
         source = row_digests(
-            {**options, "isolationLevel": level},
+            {**tier, "isolationLevel": level},
             stops={old: stops[new] for old, new in names.items()},
         )
         for old, new in names.items():

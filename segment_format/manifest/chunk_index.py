@@ -64,9 +64,7 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
             payload has more than 10 MiB, does not match its count and width, or contains a size
             outside 0 … 2^31−1.
     """
-    import zstandard  # only compressed segments need it
-
-    from segment_format.record.compression import zstd_decompressor
+    from segment_format.zstd_library import decompress_into, zstd  # for compressed segments only
 
     if len(text) > _MAX_TEXT_LENGTH:
         raise InvalidManifestError(f"transformedChunks is too long: {len(text)} characters")
@@ -75,20 +73,24 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
     except ValueError as error:  # binascii.Error is one
         raise InvalidManifestError("transformedChunks is not base64") from error
     try:
-        size = zstandard.get_frame_parameters(frame).content_size
-    except zstandard.ZstdError as error:
+        size = zstd.get_frame_info(frame).decompressed_size
+        is_one_frame = zstd.get_frame_size(frame) == len(frame)
+    except zstd.ZstdError as error:
         raise InvalidManifestError("transformedChunks is not a zstd frame") from error
-    if size == zstandard.CONTENTSIZE_UNKNOWN:
+    if size is None:
         raise InvalidManifestError("transformedChunks is a zstd frame without content size")
     if size > MAX_PAYLOAD_BYTES:
         raise InvalidManifestError(
             f"transformedChunks has {size} bytes; at most {MAX_PAYLOAD_BYTES} are allowed"
         )
+    payload = bytearray(size)
     try:
-        payload = zstd_decompressor().decompress(frame, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+        length = decompress_into(memoryview(frame), memoryview(payload))
+    except zstd.ZstdError as error:
         raise InvalidManifestError("transformedChunks does not decompress") from error
-    return unpack_chunk_sizes(payload)
+    if length != size or not is_one_frame:
+        raise InvalidManifestError("transformedChunks is not exactly one zstd frame of its size")
+    return unpack_chunk_sizes(bytes(payload))
 
 
 def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:

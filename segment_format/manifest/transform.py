@@ -15,12 +15,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import zstandard
-
 from segment_format.errors import ChunkError, DecompressionError, DecryptionError
 from segment_format.manifest.encryption import AES_OVERHEAD, decrypt
-from segment_format.record.compression import scan_frames, zstd_decompressor
+from segment_format.record.compression import scan_frames
 from segment_format.reused_memory import writable_bytes
+from segment_format.zstd_library import decompress_into, zstd
 
 if TYPE_CHECKING:
     from segment_format.manifest.chunk_index import Chunk
@@ -153,14 +152,12 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
         )
     restored = writable_bytes(size)
     try:
-        with zstd_decompressor().stream_reader(data) as reader:
-            length = reader.readinto(restored)
-            more = len(reader.read(1))
-    except zstandard.ZstdError as error:
+        length = decompress_into(memoryview(data), restored)
+    except zstd.ZstdError as error:
         raise _chunk_error(chunk, "zstd frame does not decompress") from error
-    if length != size or more:
+    if length != size:
         raise _chunk_error(
-            chunk, f"the zstd frame contains {length + more} bytes, but states {size} bytes"
+            chunk, f"the zstd frame contains {length} bytes, but states {size} bytes"
         )
     return restored.toreadonly()
 

@@ -34,10 +34,11 @@ Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataTo
 from __future__ import annotations
 
 import itertools
+import struct
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from segment_format._cursor import MessageReader
+from segment_format._cursor import MessageReader, write_uvarint
 from segment_format.errors import InvalidMetadataError, SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata.model import (
@@ -232,6 +233,50 @@ _PARSERS: dict[int, Callable[[MessageReader], MetadataRecord]] = {
     2: _parse_partition_delete,
     3: _parse_snapshot,
 }
+
+_NO_TAGS = b"\0"
+
+
+def write_segment_event(
+    record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate,
+) -> bytes:
+    """Returns the value of a record of `__remote_log_metadata`, as brokers write it."""
+    owner = record.segment_id.topic_id_partition
+    segment_id = b"".join(
+        (
+            *(_compact_bytes(owner.topic.encode()), owner.topic_id.bytes),
+            *(struct.pack(">i", owner.partition), _NO_TAGS),
+            *(record.segment_id.id.bytes, _NO_TAGS),
+        )
+    )
+    tags = _NO_TAGS
+    if isinstance(record, RemoteLogSegmentMetadataUpdate):
+        record_type = 1
+        fields = struct.pack(">iq", record.broker_id, record.event_timestamp_ms)
+    else:
+        record_type = 0
+        epochs = (
+            struct.pack(">iq", entry.epoch, entry.start_offset) + _NO_TAGS
+            for entry in record.segment_leader_epochs
+        )
+        fields = b"".join(
+            (
+                struct.pack(">qqi", record.start_offset, record.end_offset, record.broker_id),
+                struct.pack(">qq", record.max_timestamp_ms, record.event_timestamp_ms),
+                *(write_uvarint(len(record.segment_leader_epochs) + 1), *epochs),
+                struct.pack(">i", record.segment_size_in_bytes),
+            )
+        )
+        if record.txn_index_empty is not None:
+            tags = bytes((1, TXN_INDEX_EMPTY_TAG, 1, record.txn_index_empty))
+    head = bytes((FRAME_VERSION, record_type, RECORD_VERSIONS[0]))
+    custom = _compact_bytes(record.custom_metadata)
+    return head + segment_id + fields + custom + struct.pack(">b", record.state) + tags
+
+
+def _compact_bytes(value: bytes | None) -> bytes:
+    return b"\0" if value is None else write_uvarint(len(value) + 1) + value
+
 
 _MASK = 0xFFFF_FFFF
 _MURMUR2_SEED = 0x9747B28C

@@ -49,18 +49,17 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
 import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import cramjam
 import lz4.frame
 import numpy as np
-import zstandard
 
 from segment_format._cursor import byte_view
 from segment_format.errors import DecompressionError, UnsupportedCompressionError
 from segment_format.record.batch_header import CompressionType
+from segment_format.zstd_library import decompress_into, iter_pieces, zstd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +83,6 @@ _GZIP_TRAILER_AND_HEADER = 18
 
 _ZSTD_ONE_SHOT_SLACK = 256 << 10
 _ZSTD_ONE_SHOT_RATIO = 32
-_ZSTD_READ = 1 << 20
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _COMMON_HEADER: Final = int.from_bytes(_LZ4_MAGIC + b"\x60\x40\x82", "little")
@@ -351,50 +349,23 @@ def _uncompressed_size(view: memoryview, start: int, stop: int) -> int:
     )
 
 
-_thread = threading.local()
-
-
-def zstd_decompressor() -> zstandard.ZstdDecompressor:
-    """Returns the decompressor of the calling thread. Each thread reuses its decompressor, because
-    creating one takes as long as decompressing a small batch.
-    """
-    try:
-        decompressor: zstandard.ZstdDecompressor = _thread.decompressor
-    except AttributeError:
-        decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
-    return decompressor
-
-
 def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> BytesLike:
-    # The library's one-shot call is the fastest, but it reads only one frame, ignores the bytes
-    # after it, and must know the uncompressed size. The frame headers are scanned first, because
-    # this supplies the sizes and detects truncation.
+    # One call into memory of the maximum size is the fastest. If the kernel has not supplied this
+    # size, scan the frame headers. If the payload could expand much, do not allocate it at once.
     view = byte_view(payload)
     one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
-    decompressor = zstd_decompressor()
+    if not 0 < bound <= one_shot:
+        bound = sum([frame.max_output for frame in scan_frames(view)])
     try:
-        if 0 < bound <= one_shot:
-            return decompressor.decompress(view, max_output_size=bound)
-        frames = scan_frames(view)
-        if sum(frame.max_output for frame in frames) <= one_shot:
-            return b"".join(
-                decompressor.decompress(
-                    view[frame.start : frame.stop], max_output_size=frame.max_output
-                )
-                for frame in frames
-                if frame.max_output
-            )
-        pieces: list[bytes] = []
-        total = 0
-        with decompressor.stream_reader(view, read_across_frames=True) as reader:
-            while piece := reader.read(min(_ZSTD_READ, max_output_bytes - total + 1)):
-                total += len(piece)
-                if total > max_output_bytes:
-                    raise _too_large("zstd", max_output_bytes)
-                pieces.append(piece)
-        return b"".join(pieces)
-    except zstandard.ZstdError as error:
+        if bound <= one_shot:
+            content = np.empty(bound, np.uint8).data
+            return content[: decompress_into(view, content)]
+        pieces = list(iter_pieces(view, max_output_bytes))
+    except zstd.ZstdError as error:
         raise DecompressionError(f"zstd: {error}", position=0) from error
+    if sum(map(len, pieces)) > max_output_bytes:
+        raise _too_large("zstd", max_output_bytes)
+    return b"".join(pieces)
 
 
 def _block_limit(descriptor: int) -> int:

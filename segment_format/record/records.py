@@ -472,14 +472,15 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
             f"message states {wrapper.offset}"
         )
     if wrapper.magic == 1:
-        # Some versions of librdkafka wrote wrappers with offset 0 and absolute inner offsets.
-        if last <= wrapper.offset:
-            base = wrapper.offset - last
-        elif wrapper.offset != 0:
+        # Some versions of librdkafka sent wrappers with offset 0 and absolute inner offsets, but
+        # brokers store the last offset. In a log, offset 0 has a flipped bit, so reads that begin
+        # inside the wrapper would skip it.
+        if last > wrapper.offset:
             raise CorruptRecordError(
                 f"the last message of a compressed message has offset {last}, which is above the "
                 f"offset {wrapper.offset} of the compressed message"
             )
+        base = wrapper.offset - last
     return tuple(_record(message, base + message.offset, wrapper) for message in messages)
 
 

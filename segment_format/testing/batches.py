@@ -174,10 +174,10 @@ def _lz4(payload: bytes, magic: int) -> bytes:
 
 
 def _zstd(payload: bytes) -> bytes:
-    import zstandard
+    from segment_format.testing import zstd
 
     # Compressed as a stream, so that the frame states no content size, as in Java.
-    stream = zstandard.ZstdCompressor(level=3).compressobj()
+    stream = zstd.ZstdCompressor(level=3)
     return stream.compress(payload) + stream.flush()
 
 

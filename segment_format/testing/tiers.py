@@ -89,13 +89,12 @@ def transform_log(
         compression: True to compress each chunk to a zstd frame that states its content size.
         encrypt: Encrypts a chunk, which adds 28 bytes; None to store chunks without encryption.
     """
-    import zstandard
+    from segment_format.testing import zstd
 
     chunks = [log[start : start + chunk_size] for start in range(0, len(log), chunk_size)]
     stored = chunks
     if compression:
-        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
-        stored = [compressor.compress(chunk) for chunk in stored]
+        stored = [zstd.compress(chunk, _ZSTD_LEVEL) for chunk in stored]
     if encrypt is not None:
         stored = [encrypt(chunk) for chunk in stored]
     index: dict[str, object] = {
@@ -105,7 +104,7 @@ def transform_log(
     }
     sizes = [len(chunk) for chunk in stored]
     if compression:
-        frame = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(write_chunk_sizes(sizes))
+        frame = zstd.compress(write_chunk_sizes(sizes), _ZSTD_LEVEL)
         index["transformedChunks"] = base64.b64encode(frame).decode()
     else:
         overhead = len(stored[0]) - len(chunks[0]) if stored else 0

@@ -25,11 +25,11 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "README.md": ("orders.count() == 3600", "report.rows == 7200 and report.files < 10"),
     "logs.md": (
-        "(report.rows, report.rejected, report.malformed, report.skipped) == (260, 0, 0, ())",
+        "(report.rows, report.rejected, report.malformed, report.skipped) == (3600, 0, 0, ())",
         "report.freshness.startswith('the newest record of the tier is ')",
         "{'planning', 'fetching', 'compiling', 'decoding', 'writing', 'committing'}"
         " <= report.seconds.keys()",
-        "summary.total['rows'] == 260",
+        "summary.total['rows'] == 3600",
     ),
     "operations.md": (
         "(first.rows, first.rejected, first.skipped) == (260, 0, ())",
@@ -44,7 +44,7 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
     "backfill-reference.md": ("table.num_rows == 3600",),
     "audit.md": (
         "not report.errors",
-        "[served.records for served in report.partitions] == [180, 80]",
+        "[served.records for served in report.partitions] == [880, 1352, 1368]",
         "metadata.level == 'metadata' and not metadata.errors",
     ),
     "engines.md": (
@@ -82,7 +82,7 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
         "describe(mirrored) == describe(tier)",
         "describe(cached) == describe(tier)",
     ),
-    "streaming.md": ("copied.count() == 260", "again.exception() is None", "rest.count() == 0"),
+    "streaming.md": ("copied.count() == 3600", "again.exception() is None", "rest.count() == 0"),
     "where.md": ("plan(zoned).tasks",),
 }
 """Name of a page -> expressions that are true in its namespace after its last example."""

@@ -295,6 +295,9 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "a start time after the tier",
         "an end above an undecided transaction",
     ),
+    "`assign` of a partition that has no segment, without brokers": (
+        "assign a partition without a tier",
+    ),
     "JSON bounds, without brokers": (
         "a start of one more partition",
         "an end of one more partition",
@@ -330,7 +333,7 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "assign no partition",
         "assign a number below zero",
     ),
-    "`assign` of a partition that does not exist, with brokers": ("assign a missing partition",),
+    "`assign` of a partition that does not exist": ("assign a missing partition",),
     "`subscribePattern`": ("a character class that only Java has",),
     "negative times": (
         "start time below zero",

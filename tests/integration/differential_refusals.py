@@ -200,6 +200,12 @@ DIFFERENT: Final[Mapping[str, Case]] = {
     "assign a number below zero": only_ours_rejects(
         fixed_options(assign='{"append":[-1]}'), NOTHING
     ),
+    "assign a partition without a tier": only_ours_rejects(
+        fixed_options(assign='{"plain-sparse":[1,0]}'), NOT_TIERED
+    ),
+    "assign a missing partition": only_ours_rejects(
+        fixed_options(assign='{"append":[0,9]}'), "a number above all partitions is a mistake"
+    ),
     "a character class that only Java has": only_ours_rejects(
         fixed_options(subscribePattern=r"\p{Lower}ppend"), "patterns are Python's"
     ),

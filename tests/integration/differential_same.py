@@ -35,8 +35,6 @@ SAME: Final[Mapping[str, Case]] = {
     "assign some": Case(fixed_options(assign='{"plain":[0,2]}')),
     "assign several topics": Case(fixed_options(assign='{"txn":[1],"plain":[1]}')),
     "assign one partition twice": Case(fixed_options(assign='{"plain":[1,1]}')),
-    "assign a missing partition": Case(fixed_options(assign='{"append":[0,9]}')),
-    "assign a partition without a tier": Case(fixed_options(assign='{"plain-sparse":[1,0]}')),
     # Offsets.
     "earliest and latest by name": Case(
         fixed_options(subscribe=ALL, startingOffsets="earliest", endingOffsets="latest")

@@ -169,4 +169,4 @@ def test_docs_table_lists_all_differences_to_spark_kafka_source() -> None:
         assert f"def {test}(" in (TESTS / file).read_text()
     shown = {name for names in ROWS.values() for name in names}
     different = set(DIFFERENT) | {name for name, case in MORE.items() if case.reason}
-    assert shown == different | {"assign a missing partition"}
+    assert shown == different

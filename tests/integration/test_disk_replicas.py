@@ -143,7 +143,7 @@ def test_scan_of_disks_returns_rows_of_consumer_before_stop(disks: Disks, level:
 def test_plan_reports_dead_branch_as_orphan_and_skips_its_disk(disks: Disks) -> None:
     plan = make_plan(_options(disks, "read_uncommitted", is_alone=False))
     orphans = {p.topic: [str(orphan) for orphan in p.orphans] for p in plan.partitions}
-    assert any("broker-2/two-0" in text and "died" in text for text in orphans["two"])
+    assert any("broker-2/two-0" in text and "abandoned branch" in text for text in orphans["two"])
     read = {p.topic: p.disks.folder for p in plan.partitions if p.disks is not None}
     assert "broker-3" in read["two"]
     assert "broker-2" not in read["three"]

@@ -8,6 +8,8 @@ are expected in the new cluster.
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,12 +21,14 @@ from kts_source.restore.writing import write_restore
 from tests.integration.admin import wait_until
 from tests.integration.broker import Broker, running_broker
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
+from tests.integration.kafka_jars import KAFKA_VERSION, NEWEST_KAFKA, OLDEST_KAFKA
 from tests.integration.served_rows import Row, consume_until
 from tests.needs import needs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kts_source.restore.restore_plan import RestorePlan
     from tests.integration.broker import PartitionOffsets
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -33,7 +37,6 @@ LEVELS = ("read_uncommitted", "read_committed")
 LATE = b"late"
 """Value prefix of a transaction whose commit marker is not in the tier."""
 READY = {
-    "remote_storage_enable": "false",
     "local_retention_bytes": "-2",
     "retention_ms": "-1",
     "retention_bytes": "-1",
@@ -93,10 +96,28 @@ def _fill_transactions(broker: Broker) -> None:
     writers[0].commit_transaction(60)
 
 
-def _old_cluster(folder: Path) -> tuple[dict[str, list[Row]], PartitionOffsets, PartitionOffsets]:
-    """Fills a cluster and stops it. Returns the consumed rows by isolation level, the tier ends and
-    the log starts.
+@dataclass(frozen=True, slots=True)
+class OldCluster:
+    """A cluster that was lost after it tiered its closed segments.
+
+    Attributes:
+        tier: Folder of its tier. Tests copy it.
+        served: Consumed rows by isolation level.
+        ends: One past the last tiered offset of each partition.
+        starts: Log start of each partition.
     """
+
+    tier: Path
+    served: dict[str, list[Row]]
+    ends: PartitionOffsets
+    starts: PartitionOffsets
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> OldCluster:
+    """Fills a cluster and stops it."""
+    needs("java", "mvn")
+    folder = tmp_path_factory.mktemp("restore") / "old"
     with running_broker(folder) as broker:
         broker.create_topics({"orders": 2, "moves": 1})
         _fill_plain(broker, b"first")
@@ -108,63 +129,118 @@ def _old_cluster(folder: Path) -> tuple[dict[str, list[Row]], PartitionOffsets, 
         ends = {pair: at + 1 for pair, at in broker.offsets("latest-tiered").items()}
         starts = broker.offsets("earliest")
         ends = {pair: ends[pair] for pair in PAIRS}
-        return {level: consume_until(broker, level, ends) for level in LEVELS}, ends, starts
-
-
-def test_restored_topics_serve_the_rows_of_the_lost_cluster(tmp_path: Path) -> None:
-    needs("java", "mvn")
-    served, ends, starts = _old_cluster(tmp_path / "old")
+        served = {level: consume_until(broker, level, ends) for level in LEVELS}
     assert any(row[5] and row[5].startswith(LATE) for row in served["read_committed"])
-    tier = {
-        "path": str(tmp_path / "old" / "tier"),
+    return OldCluster(folder / "tier", served, ends, starts)
+
+
+@pytest.mark.parametrize(
+    ("version", "zero_copy"),
+    [(KAFKA_VERSION, False), (OLDEST_KAFKA, False), (NEWEST_KAFKA, True)],
+)
+def test_restored_topics_serve_the_rows_of_the_lost_cluster(
+    version: str, zero_copy: bool, old: OldCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    if zero_copy:  # the new cluster uses the old tier
+        folder.mkdir()
+        tier = tmp_path / "tier"
+        (folder / "tier").symlink_to(tier)
+    else:
+        tier = tmp_path / "old-tier"
+    shutil.copytree(old.tier, tier)
+    objects = _objects(tier)
+    source = {
+        "path": str(tier),
         "layout": "local-tiered-storage",
         "subscribe": "orders,moves",
     }
     plan_file = tmp_path / "plan.json"
-    with Cluster(tmp_path / "new", ClusterSpec(replicas=2, settings=BUSY)) as cluster:
-        node = cluster.nodes[SEED]
-        target = {"kafka.bootstrap.servers": node.bootstrap}
-        rename = {"orders": NEW_NAME}
+    spec = ClusterSpec(replicas=2, version=version, settings=BUSY)
+    with Cluster(folder, spec) as cluster:
+        node, other = cluster.nodes[SEED], cluster.nodes[OTHER]
+        others = {"kafka.bootstrap.servers": other.bootstrap}
+        ready = {**READY, "remote_storage_enable": str(zero_copy).lower()}
         for name, count in ((NEW_NAME, 2), ("moves", 1)):
-            cluster.admin.create_topic(name, count, replicas=(SEED,), **READY)
-        plan = plan_restore(tier, target, rename=rename)
-        assert any("leader epoch 0" in text for text in plan.refusals), plan.refusals
-        assert any("--undecided abort" in text for text in plan.refusals), plan.refusals
-        for _ in range(4):
-            cluster.restart_node(SEED)
-            plan = plan_restore(tier, target, rename=rename, undecided="abort")
-            if not plan.refusals:
-                break
-        assert plan.refusals == ()
+            cluster.admin.create_topic(name, count, replicas=(SEED,), **ready)
+        plan = _accepted_plan(cluster, source, zero_copy=zero_copy)
         plan_file.write_text(plan.to_json())
         with pytest.raises(Exception, match="stop its broker first"):
-            write_restore(str(plan_file), tier, str(node.logs))
+            write_restore(str(plan_file), source, str(node.logs), target=others)
         node.stop()
-        write_restore(str(plan_file), tier, str(node.logs))
+        write_restore(str(plan_file), source, str(node.logs), target=others)
         cluster.start_node(SEED)
+        target = {"kafka.bootstrap.servers": node.bootstrap}
         assert verify_restore(str(plan_file), target) == []
         assert "verified" in status_restore(str(plan_file))[-2]
         _move(cluster, tmp_path)
         node.stop()
-        node = cluster.nodes[OTHER]
-        target = {"kafka.bootstrap.servers": node.bootstrap}
-        groups = {"continues": {"orders": {0: ends["orders", 0] - 5, 1: 10}}}
-        configs = {"max.message.bytes": "2000000"}
-        report = commit_restore(str(plan_file), target, configs=configs, groups=groups)
+        groups = {"continues": {"orders": {0: old.ends["orders", 0] - 5, 1: 10}}}
+        configs = {"local.retention.bytes": "1"} if zero_copy else {"max.message.bytes": "2000000"}
+        report = commit_restore(str(plan_file), others, configs=configs, groups=groups)
         assert any("offset 10 is outside" in line for line in report)
         assert status_restore(str(plan_file))[-2] == "committed"
-        new = Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path, node.pid)
-        new_ends = {_new(pair): end for pair, end in ends.items()}
-        for level in LEVELS:
-            expected = [
-                (*_new((row[0], row[1])), *row[2:])
-                for row in served[level]
-                if level == "read_uncommitted" or not (row[5] or b"").startswith(LATE)
-            ]
-            assert consume_until(new, level, new_ends) == sorted(expected, key=lambda r: r[:3])
-        found_starts = new.offsets("earliest")
-        assert {pair: found_starts[_new(pair)] for pair in PAIRS} == {p: starts[p] for p in PAIRS}
-        _check_continues(new, ends)
+        new = Broker(other.bootstrap, other.folder, cluster.tier, cluster.class_path, other.pid)
+        _check_rows(new, old)
+        if zero_copy:
+            _check_serves_old_objects(new, plan)
+            _check_rows(new, old)
+        _check_continues(new, old.ends)
+        if zero_copy:
+            cluster.admin.delete_topic("moves")
+            (links,) = (tier / "kafka-tiered-storage").glob(f"moves-0-{plan.target_ids['moves']}")
+            wait_until(lambda: not any(links.glob("*.log")))
+    assert objects == {path: found for path, found in _objects(tier).items() if path in objects}
+
+
+def _objects(tier: Path) -> dict[str, tuple[int, int]]:
+    """Returns inode and modification time of each object, by path."""
+    paths = (path for path in tier.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+def _accepted_plan(cluster: Cluster, source: dict[str, str], *, zero_copy: bool) -> RestorePlan:
+    """Restarts the seed until its leader epochs are above those of the tier."""
+    rename = {"orders": NEW_NAME}
+    target = {"kafka.bootstrap.servers": cluster.nodes[SEED].bootstrap}
+    plan = plan_restore(source, target, rename=rename, zero_copy=zero_copy)
+    assert any("leader epoch 0" in text for text in plan.refusals), plan.refusals
+    assert any("--undecided abort" in text for text in plan.refusals), plan.refusals
+    for _ in range(4):
+        cluster.restart_node(SEED)
+        plan = plan_restore(source, target, rename=rename, undecided="abort", zero_copy=zero_copy)
+        if not plan.refusals:
+            break
+    assert plan.refusals == ()
+    return plan
+
+
+def _check_rows(broker: Broker, old: OldCluster) -> None:
+    ends = {_new(pair): end for pair, end in old.ends.items()}
+    for level in LEVELS:
+        expected = [
+            (*_new((row[0], row[1])), *row[2:])
+            for row in old.served[level]
+            if level == "read_uncommitted" or not (row[5] or b"").startswith(LATE)
+        ]
+        assert consume_until(broker, level, ends) == sorted(expected, key=lambda r: r[:3])
+    starts = broker.offsets("earliest")
+    assert {pair: starts[_new(pair)] for pair in PAIRS} == {p: old.starts[p] for p in PAIRS}
+
+
+def _check_serves_old_objects(broker: Broker, plan: RestorePlan) -> None:
+    """Waits until the broker has deleted the local segments that it uploaded, and checks that it
+    begins where the plan lets brokers serve the old objects.
+    """
+    for each in plan.partitions:
+        assert each.served
+        (folder,) = (broker.tier / "kafka-tiered-storage").glob(
+            f"{each.name}-{plan.target_ids[each.target_topic]}"
+        )
+        logs = [path for path in folder.glob("*.log") if int(path.name[:20]) < each.local_start]
+        assert len(logs) == each.served
+        assert {path.stat().st_nlink for path in logs} == {2}
+    broker.wait_until_tiered([_new(pair) for pair in PAIRS])
 
 
 def _move(cluster: Cluster, folder: Path) -> None:

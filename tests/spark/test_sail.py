@@ -221,7 +221,7 @@ def test_view_in_sql_returns_expected_rows(sail: SparkSession) -> None:
     [
         ({"path": ""}, None, "path"),
         ({"isolationLevl": "x"}, None, "did you mean 'isolationLevel'"),
-        ({"subscribePattern": "b"}, None, "only one of"),
+        ({"subscribePattern": "b"}, None, "exactly one of"),
         ({"subscribe": "codexx"}, None, r"no topic 'codexx'.*appendtime, codecs"),
         ({}, "ofset bigint", "did you mean 'offset'"),
         ({}, "offset int", "'offset' has type bigint, but the schema has type int"),

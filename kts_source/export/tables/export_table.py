@@ -716,7 +716,8 @@ def _locked(mark: Path) -> Iterator[None]:
     except OSError as error:
         folder = mark.parents[MARKS.count("/")]
         raise InvalidOptionError(
-            f"the target {folder} cannot be written: {error.strerror}. Choose another folder"
+            f"the target {folder} cannot be written: {error.strerror}. Correct this and run again,"
+            " or choose another folder"
         ) from None
     with file:
         try:

@@ -26,7 +26,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
-from kts_source.layout.layout import Orphan
+from kts_source.layout.layout import Orphan, read_last_offset
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import parse_offset_checkpoint
@@ -36,7 +36,6 @@ from segment_format.manifest.object_names import (
     parse_log_file_name,
     parse_partition_directory,
 )
-from segment_format.record.recovery import last_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -436,11 +435,7 @@ def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:
     if not info.size:
         return base_offset
     try:
-        return 1 + last_offset(
-            lambda start, stop: store.get_range(info.key, start, stop, version=info.version),
-            info.size,
-            base_offset=base_offset,
-        )
+        return 1 + read_last_offset(store, info, base_offset)
     except SegmentFormatError as error:
         raise CorruptSegmentError(
             f"a .swap file is incomplete: {error.message}",

@@ -27,12 +27,13 @@ from kts_source.layout.kafka_logs.log_dirs import (
     partition_files,
     read_file,
 )
+from kts_source.layout.layout import read_last_offset
 from segment_format.errors import CorruptIndexError, SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.index.sparse_indexes import OFFSET_ENTRY_SIZE, OffsetIndex
-from segment_format.record.recovery import WholeBatches, last_offset
+from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -238,17 +239,8 @@ class Recovery:
             return None
         segment = self._files.segments[number]
         index = offset_index(self._store, segment) if is_clean else None
-        position, indexed = 0, None
-        if index is not None and int(index.positions[-1]) < size:
-            position, indexed = int(index.positions[-1]), int(index.offsets[-1])
         try:
-            last_offset(
-                partial(self._store.get_range, segment.log.key, version=segment.log.version),
-                size,
-                position,
-                base_offset=segment.base_offset,
-                indexed=indexed,
-            )
+            read_last_offset(self._store, segment.log, segment.base_offset, index, size=size)
         except SegmentFormatError as error:
             return None if error.offset is None else error
         return None

@@ -26,11 +26,10 @@ from kts_source.errors import DataLossError
 from kts_source.layout.kafka_logs.log_dirs import LOG_STARTS, LostLog
 from kts_source.layout.kafka_logs.recovered_segments import described
 from kts_source.layout.kafka_logs.replica import Recovery, SurvivingLog, offset_index
-from kts_source.layout.layout import Orphan
+from kts_source.layout.layout import Orphan, read_last_offset
 from kts_source.layout.remote_segment import IndexType, StoredIndex, epochs_between
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
-from segment_format.record.recovery import last_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -585,12 +584,6 @@ def _last_file_stop(store: ObjectStore, segment: SegmentFiles) -> int | None:
         return base
     index = offset_index(store, segment)
     try:
-        return 1 + last_offset(
-            lambda start, stop: store.get_range(info.key, start, stop, version=info.version),
-            info.size,
-            0 if index is None else int(index.positions[-1]),
-            base_offset=base,
-            indexed=None if index is None else int(index.offsets[-1]),
-        )
+        return 1 + read_last_offset(store, info, base, index)
     except SegmentFormatError:
         return None

@@ -301,10 +301,6 @@ _SCALARS: Final = {
 }
 
 
-class _BadSampleError(Exception):
-    """A sample is not valid JSON."""
-
-
 @dataclass(slots=True)
 class _SampleValues:
     """Describes the values that the samples have at one path.
@@ -347,8 +343,8 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         if sample is None:
             continue
         try:
-            value = _parsed(sample)
-        except _BadSampleError as error:
+            value = parse_json(sample)
+        except ValueError as error:
             reason = f"no sample is valid JSON: {error}"
             continue
         inference.add(value)
@@ -378,12 +374,21 @@ class TypeInference:
         return _inferred_type(self._root)
 
 
-def _parsed(sample: bytes) -> Any:  # noqa: ANN401
+def parse_json(text: bytes) -> Any:  # noqa: ANN401  # any JSON
+    """Parses a JSON value as strictly as the decoder. Integers with more than 20 characters become
+    floats.
+
+    Raises:
+        ValueError: The text is not valid JSON, or is nested too deeply. The message is the name of
+            an error's class.
+    """
     try:
-        value = json.loads(sample.decode(), parse_constant=_refuse, parse_int=_integer)
-        json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
+        document = text.decode()
+        value = json.loads(document, parse_constant=_refuse, parse_int=_integer)
+        if "\\u" in document:
+            json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (ValueError, RecursionError) as error:
-        raise _BadSampleError(type(error).__name__) from error
+        raise ValueError(type(error).__name__) from error
     return value
 
 

@@ -26,6 +26,7 @@ from kafka.protocol.metadata import (
     FindCoordinatorResponse,
     MetadataResponse,
 )
+from kafka.protocol.producer.produce import ProduceResponse
 from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from kts_source.broker.settings import BrokerSettings, Security
@@ -282,6 +283,22 @@ class FakeCluster:
         return InitProducerIdResponse(
             throttle_time_ms=0, error_code=code, producer_id=producer_id, producer_epoch=0
         )
+
+    def _produce(self, node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        topic_type = ProduceResponse.TopicProduceResponse
+        topics = []
+        for topic in request.topic_data:
+            responses = []
+            for asked in topic.partition_data:
+                partition = self._partition(topic.name, asked.index)
+                error = code or self._code_of(partition, node, -1)
+                if not error and partition is not None:
+                    partition.log.append(bytes(asked.records), partition.epoch)
+                responses.append(
+                    topic_type.PartitionProduceResponse(index=asked.index, error_code=error)
+                )
+            topics.append(topic_type(name=topic.name, partition_responses=responses))
+        return ProduceResponse(responses=topics, throttle_time_ms=0)
 
     def _findcoordinator(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
         return FindCoordinatorResponse(

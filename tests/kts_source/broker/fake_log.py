@@ -55,6 +55,15 @@ class FakeLog:
     local_start: int = 0
     holes: Sequence[tuple[int, int]] = ()
 
+    def append(self, data: bytes, epoch: int) -> None:
+        """Appends a batch that a producer sent, like the leader of leader epoch `epoch`."""
+        base, header = self.end, RecordBatchHeader.from_bytes(data)
+        stored = base.to_bytes(8, "big") + data[8:12] + epoch.to_bytes(4, "big") + data[16:]
+        batch = StoredBatch(
+            base, base + header.last_offset_delta + 1, epoch, header.max_timestamp, stored
+        )
+        self.batches = [*self.batches, batch]
+
     def serves(self, offset: int) -> bool:
         """Returns true if a fetch at `offset` succeeds."""
         is_in_hole = any(start <= offset < stop for start, stop in self.holes)

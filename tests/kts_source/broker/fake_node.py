@@ -20,6 +20,7 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.consumer.group import OffsetCommitRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ COORDINATOR: Final = "FindCoordinator"
 PRODUCER_IDS: Final = "InitProducerId"
 ALTER_CONFIGS: Final = "IncrementalAlterConfigs"
 GROUPS: Final = "ListGroups"
+PRODUCE: Final = "Produce"
 GROUP_OFFSETS: Final = "OffsetFetch"
 KINDS: Final = {
+    0: (PRODUCE, ProduceRequest, (3, 13)),
     1: (FETCH, FetchRequest, (4, 17)),
     2: (LIST_OFFSETS, ListOffsetsRequest, (1, 10)),
     3: (METADATA, MetadataRequest, (0, 13)),

@@ -79,3 +79,13 @@ def test_groups_are_read_from_disks_of_a_stopped_broker(
 def test_groups_of_a_tier_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["groups", str(TIER), "--key-prefix", "tiered/"]) == 2
     assert "--bootstrap-servers" in capsys.readouterr().err
+
+
+def test_groups_without_brokers_and_disks_ask_for_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["groups"]) == 2
+    error = capsys.readouterr().err
+    assert "--bootstrap-servers" in error
+    assert "--layout kafka-logs" in error
+    assert "tier" not in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
+from kts_source.cli import cat_command
 from kts_source.cli import main as run_kts
 from kts_source.cli.app import all_commands, main
 from kts_source.export.task_writer import LocalExecutor
@@ -404,13 +406,75 @@ def test_misspelled_command_suggests_a_similar_command(capsys: pytest.CaptureFix
     assert "Did you mean 'verify'?" in capsys.readouterr().err
 
 
+CAT = ["cat", str(TIER), *WHERE[2:], "epochs"]
+KTS_CAT = [sys.executable, "-m", "kts_source.cli", *CAT]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_is_an_error_without_traceback() -> None:
-    command = [sys.executable, "-m", "kts_source.cli", "cat", str(TIER), *WHERE[2:], "epochs"]
+def test_full_disk_is_an_error_without_traceback(unbuffered: str) -> None:
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(KTS_CAT, stdout=full, stderr=subprocess.PIPE, check=False, env=env)
     assert done.returncode == 1
     assert done.stderr == b"kts: standard output: No space left on device\n"
+
+
+def test_closed_pipe_ends_a_command_without_an_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(KTS_CAT, stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (errno.ECONNRESET, "kts: ConnectionResetError: closed\n"),
+        (errno.EPIPE, "kts: ConnectionError: closed\n"),
+    ],
+)
+def test_error_of_a_connection_is_not_blamed_on_standard_output(
+    code: int, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(code, "closed")
+
+    monkeypatch.setattr(cat_command, "_print", failing)
+    assert main(CAT) == 1
+    assert capsys.readouterr().err == text
+
+
+INTERRUPTED = """
+import sys
+from kts_source.cli.app import _Stdout, main
+
+event, name, *arguments = sys.argv[1:]
+code = getattr(_Stdout, name).__code__
+
+
+def interrupt(frame, happened, _):
+    if (happened, frame.f_code) == (event, code):
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+
+
+sys.setprofile(interrupt)
+sys.exit(main(arguments))
+"""
+
+
+@pytest.mark.parametrize("name", ["write", "flush"])
+@pytest.mark.parametrize("event", ["call", "return"])
+def test_interrupt_while_writing_prints_no_row_twice(event: str, name: str) -> None:
+    rows = subprocess.run(KTS_CAT, capture_output=True, check=True).stdout.splitlines()
+    command = [sys.executable, "-c", INTERRUPTED, event, name, *CAT]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, b"interrupted")
+    printed = done.stdout.splitlines()
+    assert printed == rows[: len(printed)]
+    assert len(set(rows)) == len(rows) > 1
 
 
 @pytest.mark.parametrize(
@@ -428,3 +492,33 @@ def test_output_in_a_missing_folder_fails_before_the_command_works(
         f"kts: {file} cannot be written: the folder {file.parent} does not exist. Create it, or"
         " choose another path\n"
     )
+
+
+@pytest.mark.parametrize("command", [["cat", "orders"], ["export", "orders", "table"]])
+def test_single_argument_that_is_no_folder_asks_for_the_path(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KTS_PATH", raising=False)
+    assert main(command) == 2
+    assert (
+        "argument 'orders' is taken as PATH, but no such folder exists" in capsys.readouterr().err
+    )
+
+
+def test_single_argument_that_is_a_folder_is_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tier").symlink_to(TIER)
+    monkeypatch.chdir(tmp_path)
+    assert main(["topics", "tier", "--key-prefix", "tiered/"]) == 0
+    assert " codecs " in capsys.readouterr().out
+
+
+def test_text_as_limit_is_refused_as_no_integer(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "cat", "--subscribe", "codecs", "--limit", "x")
+    assert code == 2
+    assert "'x' is not a valid integer." in err

@@ -21,12 +21,11 @@ from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from kts_source.export.report import BackfillReport
     from kts_source.export.tables.export_table import ExportTable
-    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
     from kts_source.export.task_writer import ExportExecutor
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -39,16 +38,6 @@ def source(topics: str | Iterable[str] = "txn", **options: str) -> dict[str, str
     """
     defaults = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
     return tier_options(topics, **defaults)
-
-
-class InThisProcess:
-    """Runs tasks in this process. `LocalExecutor` would start a process for them, which takes a
-    second.
-    """
-
-    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
-        for task in tasks:
-            yield task.run(job)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
+from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
@@ -19,6 +20,7 @@ from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
     RejectedRowsError,
+    SchemaChangedError,
     StoreUnavailableError,
     TopicNotFoundError,
     TopicsFailedError,
@@ -318,3 +320,68 @@ def test_command_prints_all_reports_and_names_the_failing_topic(
     assert f'kts_export_success{{target="{tmp_path}/lake/clicks"}} 1' in metrics.read_text()
     assert main([*arguments, "--topic-option", "clicks"]) == 2
     assert "must be TOPIC:NAME=VALUE" in capsys.readouterr().err
+
+
+def test_dry_run_names_every_topic_that_would_fail(
+    tier: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"value.format": "json", "value.schema": "id boolean"}
+    damaged = {"value.format": "avro", "value.schema": "{"}
+    own = {"clicks": wrong, "orders": damaged, "texts.v1": wrong}
+    with pytest.raises(TopicsFailedError, match=r"1 of 3 topics would fail.*orders: ") as raised:
+        run(tier, tmp_path, topic_options=own, dry_run=True)
+    report: Any = raised.value.report
+    assert [(table.rejected, table.rows_read) for table in report.tables] == [(12, 12), (3, 3)]
+    arguments = ["export", tier["path"], tier["subscribe"], str(tmp_path / "lake" / "{topic}")]
+    arguments += ["--workers", "1", "-o", "cache=false", "--dry-run"]
+    for topic, options in own.items():
+        for name, text in options.items():
+            arguments += ["--topic-option", f"{topic}:{name}={text}"]
+    assert main(arguments) == 1  # errors of several kinds
+    output = capsys.readouterr()
+    assert output.out.count("Dry run of") == 2
+    assert "3 of 3 topics would fail" in output.err
+    for text in ("clicks: 12 of 12 sampled", "orders: ", "texts.v1: 3 of 3 sampled"):
+        assert text in output.err
+    assert not (tmp_path / "lake").exists()
+    assert main([*arguments, "--topic-option", "orders:value.format=json",
+                 "--topic-option", "orders:value.schema=id boolean"]) == 4  # fmt: skip
+
+
+def test_invalid_options_of_topics_are_an_error_that_names_all_topics(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
+    own = {"clicks": {"subscribe": "a"}, "orders": {"assign": "{}"}}
+    with pytest.raises(InvalidOptionError, match=r"clicks: .*'subscribe'.*; orders: .*'assign'"):
+        run(tier, tmp_path, topic_options=own)
+
+
+def test_topics_with_different_formats_share_a_table_if_their_types_are_equal(
+    tmp_path: Path,
+) -> None:
+    values: dict[str, list[bytes | None]] = {"a": [b'{"id": 1}'], "b": [b"\2\4"], "c": [b"\2\6"]}
+    for number, (topic, of_topic) in enumerate(values.items(), 1):
+        source = write(tmp_path / "tier", [of_topic], topic, uuid.UUID(int=number))
+    own = {
+        "a": {"value.format": "json", "value.schema": "id int"},
+        **{
+            topic: {"value.format": "avro", "value.schema": json.dumps(
+                {"type": "record", "name": "R", "fields": [{"name": "id", "type": kind}]}
+            )}
+            for topic, kind in (("b", ["null", "int"]), ("c", ["null", "long"]))
+        },
+    }  # fmt: skip
+    arguments: Any = {"target": tmp_path / "lake", "table_format": "delta"}
+    arguments["progress"] = False
+    with pytest.raises(InvalidOptionError, match="separately, with its own export_id"):
+        backfill(None, source=source | {"subscribe": "a,b"}, topic_options=own, **arguments)
+    # Do what the error advises.
+    for topic in ("a", "b"):
+        single = source | {"subscribe": topic, **own[topic]}
+        backfill(None, source=single, export_id=topic, **arguments)
+    table = DeltaTable(tmp_path / "lake").to_pyarrow_table().sort_by("topic")
+    assert table["topic"].to_pylist() == ["a", "b"]
+    assert table["value"].to_pylist() == [{"id": 1}, {"id": 2}]
+    other = source | {"subscribe": "c", **own["c"]}
+    with pytest.raises(SchemaChangedError, match=r"value\.id is int32 in the table and int64"):
+        backfill(None, source=other, export_id="c", **arguments)

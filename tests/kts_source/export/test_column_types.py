@@ -10,7 +10,7 @@ import pytest
 
 from kts_source.errors import ExportError
 from kts_source.export.parquet_file import ParquetFile
-from tests.kts_source.export.exporting import FORMATS, InThisProcess, Lake
+from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.tables.rows import tier_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_unsupported_type_is_refused_before_rows_are_written(
     lake = Lake(tmp_path, table_format)
     source = tier_of(tmp_path / "tier", ["a", "b"])
     with pytest.raises(ExportError, match=r"column extra.* cast it"):
-        lake.export(source, transform=WithColumn(kind), executor=InThisProcess())
+        lake.export(source, transform=WithColumn(kind))
     assert not list(lake.folder.rglob("*.parquet")) + list(lake.folder.rglob("*.part"))
 
 
@@ -89,7 +89,7 @@ def test_unsupported_type_is_refused_before_rows_are_written(
 def test_supported_type_is_written(tmp_path: Path, table_format: str, kind: pa.DataType) -> None:
     lake = Lake(tmp_path, table_format)
     source = tier_of(tmp_path / "tier", ["a", "b"])
-    report = lake.export(source, transform=WithColumn(kind), executor=InThisProcess())
+    report = lake.export(source, transform=WithColumn(kind))
     assert report.rows == 2
     assert lake.read()["extra"].to_pylist() == [None, None]
 
@@ -130,7 +130,5 @@ def test_duplicate_column_names_are_refused_before_rows_are_written(
         return pa.RecordBatch.from_arrays(columns, names=["offset", *names])
 
     with pytest.raises(ExportError, match=r"the rows have .* rename one of them in the transform"):
-        lake.export(
-            tier_of(tmp_path / "tier", ["a", "b"]), transform=renamed, executor=InThisProcess()
-        )
+        lake.export(tier_of(tmp_path / "tier", ["a", "b"]), transform=renamed)
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("*.part"))

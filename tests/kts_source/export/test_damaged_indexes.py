@@ -21,7 +21,7 @@ from kts_source.errors import CorruptSegmentError, OldBrokerError
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
-from tests.kts_source.export.exporting import FORMATS, InThisProcess, Lake
+from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import table_offsets
 from tests.kts_source.planning.transaction_damage import build_log, damage_index
 
@@ -52,7 +52,7 @@ def export_in_waves(
         "isolationLevel": "read_committed",
     }
     try:
-        lake.export({**tier, **options}, executor=InThisProcess(), commit_bytes=1)
+        lake.export({**tier, **options}, commit_bytes=1)
     except (CorruptSegmentError, OldBrokerError) as error:
         return error
     return None

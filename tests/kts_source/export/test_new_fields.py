@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from kts_source.errors import InvalidOptionError, SchemaChangedError
 from kts_source.export.new_fields import _new_json_fields, may_have_new_fields
 from kts_source.export.task import TaskReport
+from kts_source.export.topic_fields import TopicFields
 from segment_format.values.json.ddl import parse_ddl
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, row, write, write_two_schemas
@@ -81,6 +83,13 @@ def test_new_json_fields_are_reported_once_at_any_depth(
     assert sorted(report.new_fields) == sorted(expected)
     assert len(warnings(caplog)) == len(expected)
     assert 'kts_export_new_fields{target="' + lake.target + '"} 5\n' in report.to_prometheus()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_new_json_field_of_every_second_record_is_reported(first: int, tmp_path: Path) -> None:
+    values = [{"id": n} | ({"new": n} if n % 2 == first else {}) for n in range(200)]
+    report = Lake(tmp_path, "parquet").export(json_topic(tmp_path / "tier", values))
+    assert report.new_fields == ("value.new",)
 
 
 def test_export_fails_before_the_commit_if_new_fields_are_not_allowed(tmp_path: Path) -> None:
@@ -314,6 +323,85 @@ def test_new_avro_field_gets_the_wider_type_in_any_order(
     assert lake.read().schema.field("value").type.field("f1").type == pa.int64()
 
 
+@pytest.mark.parametrize("stop", [10, 20], ids=["two-runs", "two-commits"])
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("long", b"\4", r"value\.f1 is int32 in the table and int64 in the rows"),
+        ("string", b"\2x", r"value\.f1 is int.* string .*offset 10"),
+    ],
+)
+def test_new_avro_field_with_another_type_after_a_commit_is_an_error(
+    kind: str, value: bytes, message: str, stop: int, tmp_path: Path
+) -> None:
+    schemas = [avro_record("int"), avro_record("int", "int"), avro_record("int", kind)]
+    values: list[bytes | None] = [b"\0\0\0\0\2\2\4"] * 10
+    values += [b"\0\0\0\0\3\2" + value] * 10
+    topic = write_avro(tmp_path, schemas, values) | {"value.mode": "PERMISSIVE"}
+    lake = Lake(tmp_path, "delta")
+    lake.export(topic | {"endingOffsets": json.dumps({TOPIC: {"0": 10}})}, **ADD)
+    assert values_of(lake) == [{"f0": 1, "f1": 2}] * 10
+    if stop == 20:
+        lake = Lake(tmp_path / "other", "delta")
+    with pytest.raises(SchemaChangedError, match=message) as caught:
+        lake.export(topic, commit_bytes=1, **ADD)
+    assert values_of(lake) == [{"f0": 1, "f1": 2}] * 10
+    if kind == "long":
+        assert "value.f1 (schema id 3) in topic orders, partition 0, offset 10" in str(caught.value)
+        # Do what the error advises.
+        assert "into another table; if the type differs" in str(caught.value)
+        lake = Lake(tmp_path / "advice", "delta")
+        schema = json.dumps(avro_record("int", ["null", "long"])).replace(
+            '"name": "f1"', '"name": "f1", "default": null'
+        )
+        lake.export(topic | {"value.schema": schema}, commit_bytes=1, **ADD)
+        assert values_of(lake) == [{"f0": 1, "f1": 2}] * 20
+
+
+@pytest.mark.parametrize(
+    ("kinds", "encoded", "expected"),
+    [
+        (("long", "int"), (b"\4", b"\4"), [2, 2]),
+        (
+            (
+                {"type": "enum", "name": "E", "symbols": ["a", "b"]},
+                {"type": "enum", "name": "E", "symbols": ["c", "d", "e"]},
+            ),
+            (b"\2", b"\2"),
+            ["b", "d"],
+        ),
+        (
+            (
+                {"type": "record", "name": "F", "fields": [{"name": "x", "type": "int"}]},
+                {"type": "record", "name": "F", "fields": [{"name": "y", "type": "int"}]},
+            ),
+            (b"\2", b"\2"),
+            [{"x": 1, "y": None}, {"x": None, "y": 1}],
+        ),
+        (
+            ({"type": "array", "items": "int"}, {"type": "array", "items": ["null", "int"]}),
+            (b"\2\2\0", b"\2\0\0"),
+            [[1], [None]],
+        ),
+    ],
+    ids=["number", "enum", "record", "items"],
+)
+def test_new_avro_field_with_a_compatible_type_after_a_commit_is_read(
+    kinds: tuple[object, object],
+    encoded: tuple[bytes, bytes],
+    expected: list[Any],
+    tmp_path: Path,
+) -> None:
+    schemas = [avro_record("int"), *map(avro_record, ("int", "int"), kinds)]
+    values: list[bytes | None] = [b"\0\0\0\0\2\2" + encoded[0]] * 10
+    values += [b"\0\0\0\0\3\2" + encoded[1]] * 10
+    topic = write_avro(tmp_path, schemas, values) | {"value.mode": "PERMISSIVE"}
+    lake = Lake(tmp_path, "delta")
+    assert lake.export(topic, commit_bytes=1, **ADD).commits == 2
+    rows = [value["f1"] for value in values_of(lake)]
+    assert rows == [expected[0]] * 10 + [expected[1]] * 10
+
+
 def test_new_avro_field_of_a_type_that_has_changed_is_an_error(tmp_path: Path) -> None:
     def address(*types: str) -> dict[str, Any]:
         return avro_record(*types) | {"name": "Address"}
@@ -336,7 +424,10 @@ def test_new_avro_fields_of_many_schema_ids_are_counted_once(tmp_path: Path) -> 
 
 def test_task_report_with_new_schemas_survives_a_round_trip() -> None:
     report = TaskReport(
-        number=1, new_fields={"value.a": "offset 1"}, new_schemas={"value": "a bigint"}
+        number=1,
+        new_fields={"value.a": "offset 1"},
+        new_schemas={"value": "a bigint"},
+        topic_fields=(TopicFields("value", TOPIC, 20, has_known=False, names=("a",)),),
     )
     assert TaskReport.from_text(report.to_text()) == report
 
@@ -366,3 +457,41 @@ def test_arrow_check_finds_nothing_in_values_without_new_fields() -> None:
     texts = pa.array([json.dumps(value, indent=1).encode(), None, b"{}"], pa.binary())
     assert not may_have_new_fields(texts, parse_ddl(TYPES))
     assert not may_have_new_fields(texts.slice(1, 1), parse_ddl(TYPES))
+
+
+def test_arrow_check_finds_new_fields_between_parts_of_an_invalid_value() -> None:
+    chance = random.Random(34)
+    kind = parse_ddl(TYPES)
+    for _ in range(200):
+        text = json.dumps({"id": 1, "tags": [{"n": 1}, {"n": 2}], "more": {"a": {"x": 1}}})
+        cut = chance.randrange(1, len(text))
+        documents = [{"id": n} | chance.choice([{}, {"new": n}]) for n in range(2)]
+        values = [text[:cut].encode(), *(json.dumps(d).encode() for d in documents)]
+        values.append(
+            chance.choice([text[cut:], f"{text[cut:]} {{}}", f"{text[cut:]} {{}} {{}}"]).encode()
+        )
+        expected = any("new" in document for document in documents)
+        assert may_have_new_fields(pa.array(values, pa.binary()), kind) or not expected, values
+
+
+UNDECODABLE = [
+    b'{"id": 1, "\xff": 2}',
+    b'{"id": 1, "at": {"\xff": 2}}',
+    b'{"id": 1, "\\ud800": 2}',
+    b'{"id": 1, "new": NaN}',
+    b'\xef\xbb\xbf{"id": 1, "new": 2}',
+    '{"id": 1, "new": 2}'.encode("utf-16"),
+]
+
+
+@pytest.mark.parametrize("on_new_fields", ["warn", "fail", "add"])
+@pytest.mark.parametrize("value", UNDECODABLE)
+def test_fields_of_values_that_cannot_be_decoded_are_not_new(
+    value: bytes, on_new_fields: str, tmp_path: Path
+) -> None:
+    topic = write(tmp_path, [[b'{"id": 0}', value]])
+    options = topic | {"value.format": "json", "value.schema": TYPES, "value.mode": "PERMISSIVE"}
+    lake = Lake(tmp_path, "parquet")
+    report = lake.export(options, on_new_fields=on_new_fields)
+    assert (report.rows, report.new_fields, report.added_fields) == (2, (), ())
+    assert values_of(lake)[1] is None

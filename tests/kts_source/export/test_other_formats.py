@@ -9,7 +9,8 @@ import pytest
 from kts_source.errors import UnsupportedTargetError
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
-from tests.kts_source.export.exporting import InThisProcess, Lake, source
+from kts_source.export.task_writer import LocalExecutor
+from tests.kts_source.export.exporting import Lake, source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def test_export_into_table_of_another_format_is_refused(
     target = str(table_folder(lake))
 
     with pytest.raises(UnsupportedTargetError, match=f"table_format={present}"):
-        export(source(), export_settings(target, table_format=wanted), InThisProcess())
+        export(source(), export_settings(target, table_format=wanted), LocalExecutor(1))
 
     assert lake.read().num_rows == rows
     assert lake.export(source()).rows == 0

@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from deltalake import DeltaTable
 from kts_source import metrics
 from kts_source.errors import InvalidOptionError
 from kts_source.export.report import add_reports, empty_report
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import partition_summaries
 from tests.kts_source.export.exporting import FORMATS, Lake, source
 from tests.kts_source.export.small_tier import T0, SmallTier, offset_option
@@ -98,6 +100,28 @@ def test_unit_of_the_age_of_the_newest_record_depends_on_the_age(hours: int, age
         empty_report("t", "parquet"), newest_ms=0, ended_ms=hours * 3_600_000
     )
     assert report.freshness == f"the newest record of the tier is {age} old"
+
+
+def test_newest_record_in_the_future_is_reported_and_logged_as_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = LogBuilder()
+    log.append([SimpleRecord(b"v", timestamp=int(time.time() * 1000) + 72 * 3_600_000)])
+    writer = AivenTierWriter(tmp_path / "tier", topic="t")
+    for segment in log.build().segments:
+        writer.write_segment(segment)
+    report = Lake(tmp_path, "parquet").export({"path": str(tmp_path / "tier"), "subscribe": "t"})
+    ahead = "the newest record of the tier is dated 3.0 days in the future, so its age is unknown"
+    assert report.freshness == ahead
+    assert [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING] == [
+        f"run {report.run_id}: {ahead}: a clock is wrong"
+    ]
+
+
+def test_record_less_than_an_hour_ahead_is_new() -> None:
+    report = dataclasses.replace(empty_report("t", "parquet"), newest_ms=3_600_000, ended_ms=0)
+    assert report.freshness == "the newest record of the tier is 0.0 hours old"
+    assert not report.is_ahead
 
 
 def test_idle_run_reports_the_newest_record_of_a_tier_with_many_segments(tmp_path: Path) -> None:

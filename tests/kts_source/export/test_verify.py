@@ -20,8 +20,9 @@ from kts_source.cli.app import kts
 from kts_source.errors import DataLossError, ExportError
 from kts_source.export import verify
 from kts_source.export.follow import RoundMetrics, follow
+from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import summary, topic_summary
-from tests.kts_source.export.exporting import FORMATS, InThisProcess, Lake, source
+from tests.kts_source.export.exporting import FORMATS, Lake, source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 def exported(lake: Lake, **arguments: Any) -> BackfillReport:  # noqa: ANN401
     options = arguments.pop("options", None) or source()
-    return lake.export(options, executor=InThisProcess(), **arguments)
+    return lake.export(options, **arguments)
 
 
 def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
@@ -122,7 +123,7 @@ def test_verify_of_recreated_topic_compares_rows_of_both_topic_ids(lake: Lake) -
 def test_verify_accepts_rows_in_dead_letters(lake: Lake) -> None:
     arguments: dict[str, Any] = {
         "dead_letters": str(lake.folder / "letters"),
-        "options": source(**{"value.format": "json", "value.schema": "a int"}),
+        "options": source(**{"value.format": "json", "value.schema": "id bigint"}),
     }
     report = exported(lake, **arguments)
     assert report.rejected
@@ -151,7 +152,7 @@ def test_follow_verifies_the_table_only_in_its_first_round(lake: Lake) -> None:
 
     settings = lake.settings(verify=True, follow=True)
     report = follow(
-        source(), settings, InThisProcess(), on_round=on_round, pause=lambda _seconds: None
+        source(), settings, LocalExecutor(1), on_round=on_round, pause=lambda _seconds: None
     )
     assert [metrics.outcome for metrics in rounds] == ["idle", "idle"]
     assert len(report.verified) == 1

@@ -139,3 +139,25 @@ def test_message_whose_offset_is_in_the_previous_slice_raises_or_is_skipped(tmp_
         else:
             assert rows == list(range(stop)), target
     assert any("ends with offset 11" in error for error in errors), errors
+
+
+@pytest.mark.parametrize("layout", sorted(WRITERS))
+def test_wrapper_whose_offset_became_0_raises_or_is_not_read(tmp_path: Path, layout: str) -> None:
+    chance = random.Random(17)
+    refused = 0
+    for number, last in enumerate((1, 2, 4, 8)):
+        sizes = [last + 1, *(chance.randint(1, 4) for _ in range(3))]
+        root = tmp_path / str(number)
+        log = write_tier(root, layout, sizes, [1] * len(sizes), 0)
+        data = bytearray(log.read_bytes())
+        data[7] ^= last
+        log.write_bytes(data)
+        for start in range(last + 2):
+            stop = chance.randint(start + 1, sum(sizes))
+            try:
+                rows = read_rows(root, layout, start, stop, chance.choice(["1", "1m"]))
+            except TieredKafkaError:
+                refused += 1
+            else:
+                assert rows == list(range(start, stop)), (last, start, stop)
+    assert refused

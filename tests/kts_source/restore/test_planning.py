@@ -178,8 +178,8 @@ def test_rename_to_same_name_is_rejected(cluster: NewCluster) -> None:
 def test_plan_of_another_version_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     facts = json.loads(cluster.plan(EPOCHS).to_json())
-    with pytest.raises(InvalidOptionError, match="has version 3"):
-        RestorePlan.from_json(json.dumps({**facts, "version": 3}))
+    with pytest.raises(InvalidOptionError, match="has version 4"):
+        RestorePlan.from_json(json.dumps({**facts, "version": 4}))
     for broken in ("", "[]", "{}", json.dumps({**facts, "partitions": [{}]})):
         with pytest.raises(InvalidOptionError, match="not a restore plan"):
             RestorePlan.from_json(broken)

@@ -42,7 +42,7 @@ def test_settings_contain_endpoint_and_region(
     assert settings.keys.reveal() == ("AKGIVEN", "secret-0123456789", None)
     assert not settings.requester_pays
     assert settings.http.proxy.reveal() is None
-    assert (settings.http.connect_seconds, settings.http.read_seconds) == (1.0, 5.0)
+    assert (settings.http.connect_seconds, settings.http.read_seconds) == (10.0, 5.0)
     assert "secret" not in repr(settings)
 
 

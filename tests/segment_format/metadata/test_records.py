@@ -26,7 +26,10 @@ from segment_format.metadata.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
+from segment_format.metadata.remote_log_segment_metadata import (
+    parse_metadata_record,
+    write_segment_event,
+)
 from tests.golden_data import GOLDEN, LOCAL_TIER, VECTORS
 from tests.segment_format.metadata.any_records import (
     Written,
@@ -128,6 +131,20 @@ def test_records_of_broker_match_kafka_decoder() -> None:
     for line in RECORDS:
         record = parse_metadata_record(base64.b64decode(line["value"]))
         assert as_kafka_decodes(record) == line["decoded"]
+
+
+def test_written_events_equal_bytes_of_broker() -> None:
+    """Brokers write several leader epochs in hash order, so such events are only parsed again."""
+    events = [(base64.b64decode(line["value"]), line["decoded"]) for line in RECORDS]
+    assert any(len(decoded.get("segmentLeaderEpochs", ())) > 1 for _, decoded in events)
+    for value, _ in events:
+        record = parse_metadata_record(value)
+        assert isinstance(record, RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate)
+        written = write_segment_event(record)
+        assert parse_metadata_record(written) == record
+        epochs = getattr(record, "segment_leader_epochs", ())
+        assert len(epochs) > 1 or written == value
+        assert len(written) == len(value)
 
 
 @settings(deadline=None)

@@ -114,17 +114,12 @@ def test_log_append_time_of_wrapper_applies_to_all_records() -> None:
     ] * 2
 
 
-def test_wrapper_with_offset_0_keeps_inner_offsets() -> None:
-    inner = message(0, 1, value=b"a") + message(1, 1, value=b"b")
-
-    assert [
-        r.offset for r in decode(message(0, 1, attributes=1, value=gzipped(inner))).records
-    ] == [
-        0,
-        1,
-    ]
-    with pytest.raises(CorruptRecordError, match="above the offset 1 of the compressed message"):
-        decode(message(1, 1, attributes=1, value=gzipped(message(2, 1, value=b"a"))))
+@pytest.mark.parametrize("offset", [0, 1])
+def test_wrapper_with_an_offset_below_its_inner_offsets_raises(offset: int) -> None:
+    inner = message(offset, 1, value=b"a") + message(offset + 1, 1, value=b"b")
+    wrapper = message(offset, 1, attributes=1, value=gzipped(inner))
+    with pytest.raises(CorruptRecordError, match=f"above the offset {offset} of the compressed"):
+        decode(wrapper)
 
 
 def test_truncated_last_inner_message_is_ignored() -> None:

@@ -18,7 +18,7 @@ from kts_source.errors import ExportError, InvalidOptionError
 from kts_source.export.partitioning import LOG_ALONE, inferred_type
 from kts_source.export.run import clean
 from kts_source.export.settings import export_settings
-from tests.kts_source.export.exporting import InThisProcess, Lake
+from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.killing import Killed
 from tests.kts_source.export.tables.rows import by_country, tier_of
 from tests.kts_source.export.tables.test_protocol import DiesAtCommit
@@ -96,7 +96,7 @@ def export(folder: Path, texts: Sequence[str | None], **arguments: Any) -> Lake:
     lake = Lake(folder, arguments.pop("table_format", "parquet"))
     source = tier_of(folder / "tier", texts)
     arguments = {"partition_by": ["country"], "transform": by_country, **arguments}
-    lake.export(source, executor=InThisProcess(), **arguments)
+    lake.export(source, **arguments)
     return lake
 
 
@@ -170,7 +170,7 @@ def test_polars_reads_number_and_date_partitions_of_delta_table(tmp_path: Path) 
     lake = Lake(tmp_path, "delta")
     source = tier_of(tmp_path / "tier", ["a"])
     columns = ["topic", "partition", "date(timestamp)"]
-    lake.export(source, executor=InThisProcess(), partition_by=columns)
+    lake.export(source, partition_by=columns)
     expected = lake.read().to_pylist()
     assert expected[0]["topic"] == "t"
     assert pl.read_delta(lake.target).select(lake.read().column_names).to_dicts() == expected
@@ -193,7 +193,7 @@ def test_clean_removes_only_uncommitted_files_in_folders_of_a_delta_table(tmp_pa
     source = tier_of(tmp_path / "tier", ["a/b", "é", "0" * 32, "a/b", "0" * 32])
     table: Any = DiesAtCommit(lake.table(**arguments), 0, after=False)
     with pytest.raises(Killed):
-        lake.export(source, executor=InThisProcess(), table=table, **arguments)
+        lake.export(source, table=table, **arguments)
     orphans = clean(lake.settings(**arguments), older_than_hours=-1, remove=True)
     assert len(orphans) == 2
     assert lake.read().sort_by("offset")["country"].to_pylist() == ["a/b", "é", "0" * 32]

@@ -14,7 +14,7 @@ from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
 
 from kts_source.export.tables.iceberg_library import upper_bound
-from tests.kts_source.export.exporting import InThisProcess, Lake
+from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.tables.rows import tier_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def table_of(
     source = tier_of(folder / "tier", [json.dumps({"c": text}) for text in texts])
     lake = Lake(folder, "iceberg")
     typed = {"value.format": "json", "value.schema": "c string"}
-    lake.export({**source, **typed}, executor=InThisProcess(), row_group_rows=row_group_rows)
+    lake.export({**source, **typed}, row_group_rows=row_group_rows)
     catalog = load_catalog("lake", **lake.catalog)
     table = catalog.load_table(lake.target)
     catalog.close()

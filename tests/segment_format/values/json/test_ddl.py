@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segment_format.values.json.ddl import parse_ddl, print_ddl
+from segment_format.values.json.ddl import parse_ddl, parse_json, print_ddl
 from segment_format.values.json.decoder import JsonDecoder
 from tests.segment_format.values.json.generated import any_type
 
@@ -123,3 +123,25 @@ def test_ddl_of_types_that_json_does_not_decode_is_printed() -> None:
 def test_ddl_text_round_trips() -> None:
     text = "a bigint not null, `b c` struct<d: string, e: decimal(4,2)>, f map<string,array<int>>"
     assert print_ddl(parse_ddl(text)) == text
+
+
+def test_parse_json_accepts_the_texts_that_the_decoder_accepts() -> None:
+    chance = Random(34)
+    parts = [b'"', b"\\", b"\\ud83d", b"\\ude00", b"\xff", b"\xef\xbb\xbf", b"\t", b"1" * 5000]
+    parts += [b"-", b"0", b".5", b"e9", b"NaN", b"Infinity", b"null", b"{", b"}", b"[", b"]", b","]
+    decoder = JsonDecoder(parse_ddl("other bigint"))
+    outcomes = set()
+    for _ in range(3000):
+        text = bytearray(b'{"a": [1, -2.5e3, "x\\n", true], "b": {"c": null}, "d": "\xc3\xa9"}')
+        for _ in range(chance.randint(0, 2)):
+            start = chance.randrange(len(text))
+            text[start : start + chance.randint(0, 2)] = chance.choice(parts)
+        is_valid = not decoder.decode(pa.array([bytes(text)], pa.binary())).bad
+        outcomes.add(is_valid)
+        try:
+            parse_json(bytes(text))
+        except ValueError:
+            assert not is_valid, text
+        else:
+            assert is_valid, text
+    assert outcomes == {True, False}
