@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
+import os
+import re
 import threading
 import urllib.parse
 import urllib.request
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import fsspec
 
@@ -136,22 +140,29 @@ def fake_gcs() -> Iterator[GoogleService]:
     from gcsfs.core import GCSFileSystem
 
     # gcsfs's default class asks another service over gRPC for the bucket type. The emulator has no
-    # such service, so gcsfs would wait for minutes.
+    # such service, so gcsfs would wait for minutes. The variable has an effect in child processes.
     fsspec.register_implementation("gs", GCSFileSystem, clobber=True)
+    in_children = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+    in_pyiceberg = mock.patch("gcsfs.GCSFileSystem", GCSFileSystem)
     program = go_program(_FAKE_GCS)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     address = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
     # The emulator serves its XML API, which obstore uses, only under this host name.
     public = ["-public-host", f"127.0.0.1:{port}"]
-    with running([program, "-backend", "memory", *address, *public], port):
+    server = running([program, "-backend", "memory", *address, *public], port)
+    with mock.patch.dict(os.environ, in_children), in_pyiceberg, server:
         yield GoogleService(url)
 
 
 @contextlib.contextmanager
-def with_xml_uploads(service: GoogleService) -> Iterator[GoogleService]:
-    """Yields the emulator with uploads in its XML API, which delta-rs uses."""
-    with _XmlUploads(service.url.removeprefix("http://")) as front:
+def with_xml_uploads(
+    service: GoogleService, *, has_conditions: bool = True
+) -> Iterator[GoogleService]:
+    """Yields the emulator with uploads in its XML API, which delta-rs uses. Without
+    `has_conditions`, these uploads ignore conditions.
+    """
+    with _XmlUploads(service.url.removeprefix("http://"), has_conditions) as front:
         thread = threading.Thread(target=front.serve_forever, daemon=True)
         thread.start()
         yield GoogleService(f"http://127.0.0.1:{front.server_port}")
@@ -161,15 +172,25 @@ def with_xml_uploads(service: GoogleService) -> Iterator[GoogleService]:
 
 class _XmlUploads(ThreadingHTTPServer):
     """Forwards requests to the emulator. It has no uploads in its XML API, so they are sent to its
-    JSON API with the same condition.
+    JSON API with the same condition. Its listings ignore `start-after`.
     """
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, real: str) -> None:
+    def __init__(self, real: str, has_conditions: bool) -> None:
         super().__init__(("127.0.0.1", 0), _Forward)
         self.real = real
+        self.has_conditions = has_conditions
+
+
+def _objects_after(key: str, listing: bytes) -> bytes:
+    """Returns a listing in XML without the objects up to `key`."""
+
+    def kept(match: re.Match[bytes]) -> bytes:
+        return match[0] if html.unescape(match[1].decode()) > key else b""
+
+    return re.sub(rb"<Contents><Key>(.*?)</Key>.*?</Contents>", kept, listing)
 
 
 class _Forward(BaseHTTPRequestHandler):
@@ -187,14 +208,16 @@ class _Forward(BaseHTTPRequestHandler):
         headers["Host"] = self.server.real
         is_xml = not path.startswith(("/storage/", "/upload/", "/download/", "/batch/"))
         if is_xml and method == "PUT":
+            if "?" in path or "x-goog-copy-source" in self.headers:
+                self.send_error(501, "uploads in parts and copies are not implemented")
+                return
             bucket, _, name = urllib.parse.urlsplit(path).path[1:].partition("/")
             query = {"uploadType": "multipart", "name": urllib.parse.unquote(name)}
-            if (generation := self.headers.get("x-goog-if-generation-match")) is not None:
+            generation = self.headers.get("x-goog-if-generation-match")
+            if generation is not None and self.server.has_conditions:
                 query["ifGenerationMatch"] = generation
-            method, path = (
-                "POST",
-                f"/upload/storage/v1/b/{bucket}/o?{urllib.parse.urlencode(query)}",
-            )
+            method = "POST"
+            path = f"/upload/storage/v1/b/{bucket}/o?{urllib.parse.urlencode(query)}"
             metadata = json.dumps({"name": query["name"]}).encode()
             parts = [
                 b"application/json\r\n\r\n" + metadata,
@@ -207,8 +230,13 @@ class _Forward(BaseHTTPRequestHandler):
             connection.request(method, path, body or None, headers)
             response = connection.getresponse()
             data = response.read()
+        wanted = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+        if is_xml and (after := wanted.get("start-after")):
+            data = _objects_after(after[0], data)
         dropped = {"connection", "transfer-encoding", "content-length", "server", "date"}
-        self.send_response(response.status)
+        # The emulator's status for a missing bucket is 500.
+        is_missing = response.status == 500 and b"no bucket named" in data
+        self.send_response(404 if is_missing else response.status)
         for header, value in response.getheaders():
             if header.lower() not in dropped:
                 self.send_header(header, value)

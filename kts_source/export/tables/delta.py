@@ -144,7 +144,7 @@ class DeltaExportTable(ExportTable):
     def _key_prefix(self, run_id: str) -> str:
         if not self._is_probed:
             if scheme_of(self._settings.target) != "file" and _LOCKS not in os.environ:
-                require_create(self._target)
+                require_create(self._target, for_delta=True)
             self._is_probed = True
         # The run id comes before the Hive folders, because `clean` takes the first 32 hex digits of
         # a key as the run id, and a partition value may consist of 32 hex digits, too.

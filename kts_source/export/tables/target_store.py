@@ -46,12 +46,12 @@ from kts_source.store.obstore_stores import (
     azure_credentials,
 )
 from kts_source.store.open_store import refuse_credentials, scheme_of
-from kts_source.store.range_reader import FsspecOnlyError
+from kts_source.store.range_reader import FsspecOnlyError, RangeError
 from kts_source.store.request_policy import TransientError
 from kts_source.store.s3_store import S3Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from kts_source.secret import Secret
 
@@ -147,15 +147,22 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
     )
 
 
-def require_create(target: TargetStore) -> None:
+def require_create(target: TargetStore, *, for_delta: bool = False) -> None:
     """Checks with a test object that `create` is atomic in a store.
+
+    Args:
+        target: The store.
+        for_delta: True to check the requests of delta-rs instead.
 
     Raises:
         UnsupportedTargetError: `create` is not atomic.
     """
     probe = f"_kts/probe-{uuid.uuid4().hex}"
+    create = target.create
+    if for_delta and isinstance(target, CloudTarget):
+        create = target.create_for_delta
     try:
-        if target.create(probe, b"1") and not target.create(probe, b"2"):
+        if create(probe, b"1") and not create(probe, b"2"):
             return
     finally:
         target.delete(probe)
@@ -439,11 +446,18 @@ class CloudTarget(ObstoreStore, CopyingTarget):
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`."""
+        return self._create(
+            key, data, lambda: self._call("pipe_file", self._path(key), data, **self._if_new)
+        )
+
+    def create_for_delta(self, key: str, data: bytes) -> bool:
+        """Like `create`, but sends the request that delta-rs sends for a commit."""
+        return self.create(key, data)
+
+    def _create(self, key: str, data: bytes, attempt: Callable[[], None]) -> bool:
         self._check_key(key)
         try:
-            self._request(
-                lambda: self._call("pipe_file", self._path(key), data, **self._if_new), key
-            )
+            self._request(attempt, key)
         except ObjectChangedError:
             # If the response of the first attempt was lost, a repeated request finds the object
             # that the first attempt created.
@@ -496,7 +510,10 @@ class CloudTarget(ObstoreStore, CopyingTarget):
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         # Older versions of adlfs raise the error of Azure's library.
-        if isinstance(error, FileExistsError) or type(error).__name__ == "ResourceExistsError":
+        is_existing = type(error).__name__ == "ResourceExistsError"
+        if isinstance(error, RangeError):
+            is_existing = error.status == 409
+        if is_existing or isinstance(error, FileExistsError):
             return 412, "the object exists"
         return super()._failure(error, key, listing=listing)
 
@@ -579,6 +596,36 @@ class GcsTarget(CloudTarget, GcsStore):
     """Objects in a bucket below a prefix, for reading and writing."""
 
     _if_new: ClassVar[Mapping[str, Any]] = {"mode": "create"}
+
+    def create_for_delta(self, key: str, data: bytes) -> bool:
+        """See `CloudTarget.create_for_delta`. delta-rs uses the XML API, and gcsfs the JSON API. A
+        service may check conditions in only one of them. obstore contains delta-rs's client.
+        """
+        from obstore.store import from_url
+
+        options: Any = self.delta_options()
+        allow_http = options.pop("allow_http", "false") == "true"
+        client = from_url(
+            f"gs://{self._bucket}",
+            config=options,
+            client_options={"allow_http": allow_http},
+            retry_config={"max_retries": 0},
+        )
+
+        def attempt() -> None:
+            try:
+                self._ranges.create(client, self._path(key).partition("/")[2], data)
+            except RangeError as error:
+                if error.status not in (400, 405, 501):
+                    raise
+                raise UnsupportedTargetError(
+                    "the store does not create objects through Google's XML API, which Delta tables"
+                    f" need: {self._scrub(error.text)}. Export into a Parquet folder or an Iceberg"
+                    " table",
+                    uri=self.uri(""),
+                ) from None
+
+        return self._create(key, data, attempt)
 
     def delta_options(self) -> dict[str, str]:
         """See `CloudTarget.delta_options`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import fsspec
@@ -17,9 +19,15 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from kts_source.errors import CommitConflictError, ExportError, UnsupportedTargetError
-from kts_source.export.run import export
+from kts_source.export.run import clean, export
 from kts_source.export.settings import export_settings
-from kts_source.export.tables.target_store import CloudTarget, open_target, require_create
+from kts_source.export.tables.target_store import (
+    AzureTarget,
+    GcsTarget,
+    open_target,
+    require_create,
+)
+from kts_source.export.task_writer import LocalExecutor
 from tests.cloud_servers import (
     ACCOUNT,
     KEY,
@@ -29,8 +37,9 @@ from tests.cloud_servers import (
     fake_gcs,
     with_xml_uploads,
 )
-from tests.kts_source.export.exporting import InThisProcess, assert_holds, source
+from tests.kts_source.export.exporting import assert_holds, source
 from tests.kts_source.export.killing import Killed, Steps, killable_folder
+from tests.kts_source.read.typed_tier import write as write_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,15 +54,21 @@ Service: TypeAlias = AzureService | GoogleService
 _numbers = itertools.count()
 
 
+@pytest.fixture(scope="module")
+def google() -> Iterator[GoogleService]:
+    with fake_gcs() as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=["azure", "google"])
 def service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
     if request.param == "azure":
-        with azurite(tmp_path_factory.mktemp("azurite")) as azure:
-            yield azure
+        with azurite(tmp_path_factory.mktemp("azurite")) as server:
+            yield server
     else:
-        with fake_gcs() as google, with_xml_uploads(google) as front:
+        with with_xml_uploads(request.getfixturevalue("google")) as front:
             yield front
 
 
@@ -88,10 +103,10 @@ def read_folder(url: str, service: Service) -> pa.Table:
 
 def test_partitioned_folder_contains_all_rows(url: str, service: Service) -> None:
     settings = settings_of(url, service, partition_by=["topic"])
-    report = export(few_tasks(("txn", "timeline")), settings, InThisProcess())
+    report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(2))
     assert report.commits > 1
     assert_holds(read_folder(url, service), ["txn", "timeline"])
-    assert export(few_tasks(("txn", "timeline")), settings, InThisProcess()).rows == 0
+    assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -103,13 +118,18 @@ def test_killed_folder_export_writes_each_row_once_after_resume(
     steps = StepsByName(step, after=after)
     table = killable_folder(settings, open_target(settings.target, settings.storage), steps)
     with pytest.raises(Killed):
-        export(few_tasks(), settings, InThisProcess(), table=table)
+        export(few_tasks(), settings, LocalExecutor(1), table=table)
     found = read_folder(url, service)
     if found.num_rows:
         rows = list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
         assert len(rows) == len(set(rows))
-    export(few_tasks(), settings, InThisProcess())
+    export(few_tasks(), settings, LocalExecutor(1))
     assert_holds(read_folder(url, service), ["txn"])
+    clean(settings, older_than_hours=-1, remove=True)
+    assert_holds(read_folder(url, service), ["txn"])
+    with closing(open_target(settings.target, settings.storage)) as target:
+        keys = [entry.key for entry in target.list_objects("")]
+    assert not [key for key in keys if key.endswith(".part")]
 
 
 class StepsByName(Steps):
@@ -141,10 +161,10 @@ def read_delta(url: str, service: Service) -> pa.Table:
 
 def test_delta_table_contains_all_rows(url: str, service: Service) -> None:
     settings = settings_of(url, service, table_format="delta", partition_by=["topic"])
-    report = export(few_tasks(("txn", "timeline")), settings, InThisProcess())
+    report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     assert report.commits > 1
     assert_holds(read_delta(url, service), ["txn", "timeline"])
-    assert export(few_tasks(("txn", "timeline")), settings, InThisProcess()).rows == 0
+    assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta"])
@@ -157,13 +177,13 @@ def test_concurrent_exports_write_each_row_once(
     def run(_: int) -> int:
         barrier.wait()
         try:
-            return export(few_tasks(), settings, InThisProcess()).rows
+            return export(few_tasks(), settings, LocalExecutor(1)).rows
         except CommitConflictError:
             return 0
 
     with ThreadPoolExecutor(3) as pool:
         assert max(pool.map(run, range(3))) > 0
-    export(few_tasks(), settings, InThisProcess())
+    export(few_tasks(), settings, LocalExecutor(1))
     read = read_folder if table_format == "parquet" else read_delta
     assert_holds(read(url, service), ["txn"])
 
@@ -172,7 +192,11 @@ def test_iceberg_table_contains_all_rows(url: str, service: Service, tmp_path: P
     if isinstance(service, AzureService):
         storage = {"adls.connection-string": service.connection}
     else:
-        storage = {"gcs.service.host": service.url, "gcs.oauth2.token": "anon"}
+        storage = {
+            "gcs.service.host": service.url,
+            "gcs.oauth2.token": "anon",
+            "gcs.project-id": "test",
+        }
     catalog = {
         "type": "sql",
         "uri": f"sqlite:///{tmp_path}/catalog.db",
@@ -186,11 +210,13 @@ def test_iceberg_table_contains_all_rows(url: str, service: Service, tmp_path: P
         catalog={**catalog, "name": "lake"},
         commit_bytes=250_000,
     )
-    assert export(few_tasks("txn"), settings, InThisProcess()).commits > 1
+    assert export(few_tasks(), settings, LocalExecutor(1)).commits > 1
     opened = load_catalog("lake", **catalog)
     assert_holds(opened.load_table("lake.rows").scan().to_arrow(), ["txn"])
     opened.close()
-    assert export(few_tasks("txn"), settings, InThisProcess()).rows == 0
+    assert export(few_tasks(), settings, LocalExecutor(1)).rows == 0
+    assert KEY not in repr(settings)
+    assert keys_of_objects_with(KEY, url, settings) == []
 
 
 def test_concurrent_creates_of_one_key_have_one_winner(target: TargetStore) -> None:
@@ -209,6 +235,8 @@ def write(target: TargetStore, key: str, data: bytes) -> None:
         file.write(data)
 
 
+# aiohttp's advice about the size of the parts that adlfs and gcsfs send.
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 @pytest.mark.parametrize("size", [5, 20 << 20], ids=["small", "in parts"])
 def test_repeated_publish_of_same_file_succeeds(target: TargetStore, size: int) -> None:
     data = bytes(size)
@@ -237,15 +265,88 @@ def test_publish_refuses_other_object_of_same_size(target: TargetStore) -> None:
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta"])
-def test_store_that_ignores_the_condition_is_refused(
+def test_store_that_ignores_conditions_is_refused(
     url: str, service: Service, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CloudTarget, "_if_new", {})
-    settings = settings_of(url, service, table_format=table_format)
-    with pytest.raises(UnsupportedTargetError, match="replaces an existing one"):
-        export(few_tasks(), settings, InThisProcess())
+    real: contextlib.AbstractContextManager[Service]
+    if isinstance(service, GoogleService) and table_format == "delta":
+        real = with_xml_uploads(service, has_conditions=False)
+    else:
+        kind = AzureTarget if isinstance(service, AzureService) else GcsTarget
+        monkeypatch.setattr(kind, "_if_new", {})
+        real = contextlib.nullcontext(service)
+    with real as server:
+        settings = settings_of(url, server, table_format=table_format)
+        with pytest.raises(UnsupportedTargetError, match="ignores conditions of writes"):
+            export(few_tasks(), settings, LocalExecutor(1))
+        with closing(open_target(settings.target, settings.storage)) as target:
+            assert list(target.list_objects("")) == []
+
+
+def test_delta_is_refused_without_uploads_in_xml(google: GoogleService) -> None:
+    settings = settings_of(f"{google.make_root('no-xml').path}/lake", google, table_format="delta")
+    with pytest.raises(UnsupportedTargetError, match="XML API"):
+        export(few_tasks(), settings, LocalExecutor(1))
     with closing(open_target(settings.target, settings.storage)) as target:
         assert list(target.list_objects("")) == []
+
+
+def shared_access(service: AzureService) -> dict[str, str]:
+    """Returns options with a shared access signature instead of the account key."""
+    from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
+
+    signature = generate_account_sas(
+        ACCOUNT,
+        KEY,
+        ResourceTypes(container=True, object=True),
+        AccountSasPermissions(read=True, write=True, list=True, delete=True, create=True),
+        datetime.now(UTC) + timedelta(hours=1),
+    )
+    parts = {"BlobEndpoint": service.url, "SharedAccessSignature": signature}
+    text = ";".join(f"{name}={value}" for name, value in parts.items())
+    return {"storageOptions": json.dumps({"connection_string": text})}
+
+
+@pytest.mark.parametrize("kind", ["account key", "shared access signature"])
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_export_stores_and_logs_no_credentials(
+    url: str,
+    service: Service,
+    table_format: str,
+    kind: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if not isinstance(service, AzureService):
+        pytest.skip("the emulator of Google's store has no credentials")
+    options, secret = service.options, KEY
+    if kind != "account key":
+        options = shared_access(service)
+        secret = options["storageOptions"].partition("sig=")[2][:20]
+        assert secret
+    caplog.set_level("DEBUG")
+    tier = write_tier(tmp_path, [[b"no JSON", b'{"id": 1}']])
+    settings = export_settings(
+        url,
+        target_options=options,
+        table_format=table_format,
+        dead_letters=f"{url}-letters",
+        max_rejected="100%",
+    )
+    typed = {"value.format": "json", "value.schema": "id bigint"}
+    report = export(tier | typed, settings, LocalExecutor(1))
+    assert (report.rows, report.rejected) == (1, 1)
+    assert secret not in f"{report!r} {report} {settings!r}"
+    assert secret not in caplog.text
+    assert keys_of_objects_with(secret, url.rpartition("/")[0], settings) == []
+
+
+def keys_of_objects_with(text: str, url: str, settings: ExportSettings) -> list[str]:
+    """Returns the keys of the objects below a URL that contain a text."""
+    with closing(open_target(url, settings.storage)) as target:
+        stored = {entry.key: target.read(entry.key) for entry in target.list_objects("")}
+    assert len(stored) > 1
+    return [key for key, data in stored.items() if text.encode() in data]
 
 
 @pytest.mark.parametrize(
@@ -258,5 +359,5 @@ def test_missing_container_is_reported_without_secrets(
     scheme = "az" if isinstance(service, AzureService) else "gs"
     settings = settings_of(f"{scheme}://not-here/lake", service, table_format=table_format)
     with pytest.raises(ExportError, match=text) as caught:
-        export(few_tasks(), settings, InThisProcess())
+        export(few_tasks(), settings, LocalExecutor(1))
     assert KEY not in f"{caught.value!r} {settings!r}"
