@@ -166,16 +166,19 @@ class Cursor:
         return self._fixed(_I64, what)
 
     def _unsigned(self, what: str, max_bytes: int) -> int:
+        view, start = self.view, self.position
+        end = min(start + max_bytes, self.stop)
         value = shift = 0
-        for _ in range(max_bytes):
-            if self.position >= self.stop:
-                raise self.fail(f"{what}: the varint runs past the end")
-            byte = self.view[self.position]
-            self.position += 1
+        for position in range(start, end):
+            byte = view[position]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
+                self.position = position + 1
                 return value
             shift += 7
+        self.position = end
+        if end < start + max_bytes:
+            raise self.fail(f"{what}: the varint runs past the end")
         raise self.fail(f"{what}: varint longer than {max_bytes} bytes")
 
     def varint(self, what: str) -> int:

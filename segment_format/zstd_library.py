@@ -36,26 +36,32 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 20
 
 
-class _Context:
-    """A decompression context of libzstd. Only one thread at a time may use it."""
+class Context:
+    """A decompression context of libzstd. Only one thread at a time may use it.
+
+    Attributes:
+        address: Address of the context.
+        function_address: Address of the function `ZSTD_decompressDCtx`.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._decompress = library.ZSTD_decompressDCtx
         self._free = library.ZSTD_freeDCtx
         self._error_name = library.ZSTD_getErrorName
-        self._address = library.ZSTD_createDCtx()
-        if self._address is None:
+        self.function_address = ctypes.cast(self._decompress, ctypes.c_void_p).value or 0
+        self.address = library.ZSTD_createDCtx()
+        if self.address is None:
             raise MemoryError("libzstd has no memory for a decompression context")
 
     def __del__(self) -> None:
-        self._free(self._address)
+        self._free(self.address)
 
     def decompress(self, frames: memoryview, target: memoryview) -> int:
         """Does what `decompress_into` does."""
         source, content = pa.py_buffer(frames), pa.py_buffer(target)
         capacity = len(target)
         size: int = self._decompress(
-            self._address, content.address, capacity, source.address, len(frames)
+            self.address, content.address, capacity, source.address, len(frames)
         )
         # Error codes are the largest numbers of the type `size_t`.
         if size > capacity:
@@ -83,10 +89,9 @@ def decompress_into(frames: memoryview, target: memoryview) -> int:
         ZstdError: A frame is invalid, or the content is larger than `target`.
     """
     try:
-        context: _Context | None = _thread.context
+        context: Context | None = _thread.context
     except AttributeError:
-        library = _library() if is_on() else None
-        context = _thread.context = None if library is None else _Context(library)
+        context = _thread.context = new_context()
     if context is not None:
         return context.decompress(frames, target)
     size = 0
@@ -96,6 +101,14 @@ def decompress_into(frames: memoryview, target: memoryview) -> int:
         target[size : size + len(piece)] = piece
         size += len(piece)
     return size
+
+
+def new_context() -> Context | None:
+    """Returns a new context; `None` if the functions of libzstd are not exported, or with
+    `KTS_TUNING=off`.
+    """
+    library = _library() if is_on() else None
+    return None if library is None else Context(library)
 
 
 def iter_pieces(frames: memoryview, max_bytes: int) -> Iterator[bytes]:

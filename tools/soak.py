@@ -263,7 +263,7 @@ def flip_block(start: int, total: int, seed: int) -> Flips:
 
 
 def flips_report(flips: Flips) -> tuple[Facts, list[str]]:
-    """Returns the numbers of flips, and the lines of a table of outcomes."""
+    """Returns how many flips of a bit were tried, refused and failed, and a table of outcomes."""
     refused = flips.tried - flips.outcomes[RIGHT]
     facts = {"tried": flips.tried, "refused": refused, "failed": len(flips.silent)}
     return facts, _outcomes("flips", flips.outcomes)

@@ -188,6 +188,11 @@ def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_jso
     type=click.Path(exists=True, dir_okay=False),
     help='Committed offsets: output of kts groups --json, or {"group": {"topic": {"0": 4711}}}.',
 )
+@flag(
+    "--metadata-log",
+    type=click.Path(exists=True, file_okay=False),
+    help="Log directory of an old controller: set the topics' old configurations.",
+)
 @_target_options()
 @json_flag
 def commit_command(
@@ -195,6 +200,7 @@ def commit_command(
     plan_file: str,
     config: tuple[str, ...],
     groups: str | None,
+    metadata_log: str | None,
     to: str,
     to_pairs: tuple[str, ...],
     as_json: bool,
@@ -205,6 +211,7 @@ def commit_command(
         _target(to, to_pairs),
         configs=_pairs("--config", config),
         groups=_groups(groups),
+        metadata_log=metadata_log,
     )
     _print_lines([*report, *status_restore(plan_file)], as_json=as_json)
 

@@ -405,8 +405,8 @@ class _Printable(logging.Formatter):
 
 
 def _log_to_stderr(*, verbose: bool) -> None:
-    """Prints warnings while the current command runs; with `verbose`, also lines of level INFO, and
-    all lines with time and level.
+    """Prints warnings while the current command runs. If `verbose` is set, also prints lines of
+    level INFO, and begins every line with its time and level.
     """
     ours = logging.getLogger("kts_source")
     handler = logging.StreamHandler()

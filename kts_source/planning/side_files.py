@@ -231,7 +231,11 @@ class SideFiles:
             iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
         )
         for entry in self._whole_entries(segment, position, read):
-            yield from entry.times
+            try:
+                yield from entry.times
+            except SegmentFormatError as error:
+                # The position in the log is unknown here; the offset identifies the batch.
+                raise self._located(error, segment, "record batch", None) from error
 
     def _whole_entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
@@ -283,7 +287,7 @@ class SideFiles:
         return self._source.index(segment.objects, kind, is_cut=is_cut)
 
     def _located(
-        self, error: SegmentFormatError, segment: RemoteSegment, what: str, base: int = 0
+        self, error: SegmentFormatError, segment: RemoteSegment, what: str, base: int | None = 0
     ) -> CorruptSegmentError:
         return CorruptSegmentError(
             f"{what}: {error.message}",
@@ -291,7 +295,7 @@ class SideFiles:
             partition=segment.partition,
             offset=segment.start_offset if error.offset is None else error.offset,
             uri=self._source.store.uri(segment.objects.log.key),
-            position=None if error.position is None else base + error.position,
+            position=None if error.position is None or base is None else base + error.position,
         )
 
 

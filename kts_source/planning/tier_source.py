@@ -507,11 +507,11 @@ class TierLog(SourceLog):
 
 
 def _superseded(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
-    """Returns the indexes of the entries that share their base offset with another entry, or for
-    which a later upload has an equal or lower base offset.
+    """Returns the indexes of the entries that may be superseded, because a later upload has a lower
+    base offset, or because another entry has the same base offset.
 
-    The later upload may be a repeated copy. It may also be from the leader of another branch, even
-    if its segments have no higher epoch.
+    The later upload may be a second copy of the segment, or come from the leader of another branch.
+    Epochs alone do not show which: that leader's segments may have the same epochs.
     """
     numbers = set()
     lowest = MAX_OFFSET

@@ -17,13 +17,14 @@ from kts_source.broker.connection import PASSING, LostConnectionError, refusal
 from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
+from kts_source.restore.old_configs import known_configs, old_configs
 from kts_source.restore.restore_plan import read_plan
 from kts_source.restore.target import target_settings
 from kts_source.restore.writing import LEVELS
 from kts_source.texts import some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kts_source.restore.restore_plan import RestorePlan
 
@@ -141,6 +142,7 @@ def commit_restore(
     *,
     configs: Mapping[str, str],
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
+    metadata_log: str | None = None,
 ) -> list[str]:
     """Verifies the restored topics again, and then prepares them for producers and consumers. Call
     it when the partitions are on their final brokers, and before producers and consumers start. It
@@ -151,18 +153,22 @@ def commit_restore(
         target: Options `kafka.*` of the new cluster.
         configs: Configurations that the restored topics get, by name.
         groups: Committed offsets: by group, topic in the tier, and partition.
+        metadata_log: Log directory of an old controller. If given, the topics also get the
+            configurations that they had in the old cluster, except those in `configs`.
 
     Returns:
         The changes, as texts for the operator.
 
     Raises:
-        InvalidOptionError: The restore is not written, the brokers have other rows, or a group or
-            configuration is invalid.
+        InvalidOptionError: The restore is not written, the brokers have other rows, a group or
+            configuration is invalid, or the metadata log does not have the topics.
+        CorruptSegmentError: The metadata log is invalid.
         BrokerError: The cluster refuses a request.
     """
     plan = read_plan(plan_path)
     journal = Journal(plan_path, plan)
     offsets, report = clamped_offsets(plan, journal, groups)
+    old = {} if metadata_log is None else old_configs(plan, metadata_log)
     if differences := verify_restore(plan_path, target):
         raise InvalidOptionError(
             f"the restore is not verified: {some(differences)}. Nothing was committed; restore into"
@@ -177,9 +183,15 @@ def commit_restore(
         for group, committed in sorted(offsets.items()):
             commit_offsets(cluster, group, committed)
             report.append(f"group {group}: {len(committed)} offsets committed")
-        if configs:
-            set_configs(cluster, sorted(plan.target_ids), configs)
-            report.append(f"configurations set: {', '.join(sorted(configs))}")
+        known, lines = known_configs(cluster, plan, old, configs)
+        wanted = {topic: {**known.get(topic, {}), **configs} for topic in sorted(plan.target_ids)}
+        set_configs(cluster, wanted)
+        report += lines
+        report += [
+            f"{topic}: configurations set: {', '.join(sorted(values))}"
+            for topic, values in wanted.items()
+            if values
+        ]
     Journal(plan_path, plan).add("committed")
     return report
 
@@ -311,14 +323,22 @@ def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[tuple[str, int
         raise error.extended(f" (group {group})") from None
 
 
-def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, str]) -> None:
+def set_configs(cluster: Cluster, configs: Mapping[str, Mapping[str, str]]) -> None:
     """Sets configurations of topics, and checks that they have the new values. Needs the
     permissions AlterConfigs and DescribeConfigs on the topics.
+
+    Args:
+        cluster: Connections to the new cluster.
+        configs: Values by topic and name. A topic may have none.
 
     Raises:
         BrokerError: A broker refuses a configuration.
     """
     from kafka.protocol.admin.configs import IncrementalAlterConfigsRequest
+
+    names = sorted({name for values in configs.values() for name in values})
+    if not names:
+        return
 
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     request = IncrementalAlterConfigsRequest(
@@ -328,10 +348,11 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
                 resource_name=topic,
                 configs=[
                     resource.AlterableConfig(name=name, config_operation=_SET, value=value)
-                    for name, value in configs.items()
+                    for name, value in values.items()
                 ],
             )
-            for topic in topics
+            for topic, values in configs.items()
+            if values
         ],
         validate_only=False,
         version=1,
@@ -343,8 +364,13 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
             )
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        found = topic_configs(cluster, topics, list(configs))
-        wrong = [name for name, each in found.items() if each.values != dict(configs)]
+        found = topic_configs(cluster, configs, names)
+        wrong = [
+            f"{topic} {name}"
+            for topic, values in configs.items()
+            for name, value in values.items()
+            if not _is_same(found[topic].values.get(name, ""), value)
+        ]
         if not wrong:
             return
         if time.monotonic() > deadline:
@@ -353,6 +379,14 @@ def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, s
                 " topics, and run kts restore commit again"
             )
         time.sleep(_PAUSE_SECONDS)
+
+
+def _is_same(reported: str, value: str) -> bool:
+    """Returns whether a broker reports a value that was set. It prints numbers and lists anew."""
+    try:
+        return float(reported) == float(value)
+    except ValueError:
+        return reported.replace(" ", "").lower() == value.replace(" ", "").lower()
 
 
 def _retry(attempt: Callable[[], Iterable[int]]) -> None:

@@ -170,7 +170,11 @@ class PartitionWriter:
                         span.start,
                     )
             if batch.header.next_offset > span.stop:
-                raise self._corrupt("a batch extends beyond the end of its range", span.stop)
+                raise self._corrupt(
+                    f"a batch of this segment extends beyond offset {span.stop}, where the restored"
+                    " range of the segment ends",
+                    span.stop,
+                )
         self._check_whole(batches, span)
         return (batches.position if start is None else start), batches.position
 

@@ -252,8 +252,8 @@ def read_error(class_name: str, text: str) -> RangeError:
 
 
 class _Loop:
-    """Replaces the file system in an `AsyncClient` that only runs coroutines on fsspec's event
-    loop.
+    """Stands in for the fsspec file system of an `AsyncClient`. obstore has no such file system,
+    and the client needs only its event loop.
     """
 
     def __init__(self) -> None:

@@ -179,7 +179,7 @@ class BatchScanner:
         self._tail = bytearray(view[slots[c.SCAN_POSITION] :])
 
     def _read_contents(self, view: memoryview, first: int, origin: int) -> None:
-        """Adds to the rows from `first` on what batch headers do not contain.
+        """Completes row `first` and all later rows with facts that batch headers do not contain.
 
         Decodes each control batch to get its marker. Decodes a batch that begins before the start
         offset and ends at or after it, to count its records at or above the start offset.

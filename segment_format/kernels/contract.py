@@ -76,6 +76,8 @@ SCRATCH: Final = 42  # address of a byte buffer, by the owner
 SCRATCH_CAPACITY: Final = 43
 SCRATCH_NEEDED: Final = 44  # with GROW_SCRATCH
 PAYLOAD_BOUND: Final = 47  # with COMPRESSED: maximum decompressed bytes, -1 if unknown
+ZSTD_FUNCTION: Final = 77  # address of `ZSTD_decompressDCtx`, by the owner; 0 if not available
+ZSTD_CONTEXT: Final = 78  # address of a context of libzstd that only the owner uses
 
 # --- Wanted timestamps, in milliseconds and inclusive: set once by the owner ---------------------
 FIRST_TIMESTAMP: Final = 45

@@ -34,6 +34,7 @@ from segment_format.kernels.native import load_kernel
 from segment_format.record.batch_header import (
     HEADER_SIZE,
     MAGIC_2,
+    CompressionType,
     RecordBatchHeader,
     record_count_message,
     record_offset_message,
@@ -42,6 +43,7 @@ from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompres
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_entry, read_prefix
 from segment_format.record.records import decode_legacy_entry
 from segment_format.transaction_check import ContradictedIntervalsError, transaction_message
+from segment_format.zstd_library import new_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from segment_format.record.framing import Entry
     from segment_format.record.records import DecodedBatch, Record
     from segment_format.transaction_check import TransactionCheck
+    from segment_format.zstd_library import Context
 
     Bytes = NDArray[np.uint8]
 
@@ -305,8 +308,7 @@ class RecordDecoder:
         frame[c.MAX_ROWS] = max_rows
         frame[c.MAX_BYTES] = max_bytes
         frame[c.MAX_BATCH_BYTES] = max_batch_bytes
-        frame[c.FIRST_TIMESTAMP] = first_timestamp
-        frame[c.LAST_TIMESTAMP] = last_timestamp
+        frame[[c.FIRST_TIMESTAMP, c.LAST_TIMESTAMP]] = first_timestamp, last_timestamp
         if offset_bounds is not None:
             frame[c.ORDERED] = 1
             frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP] = offset_bounds
@@ -320,6 +322,7 @@ class RecordDecoder:
             frame[c.TRANSACTIONS] = transactions.state.ctypes.data
         self._buffers = ColumnBuffers(self._slots, names, max_rows=max_rows, max_bytes=max_bytes)
         self._scratch = _NO_BYTES
+        self._zstd: Context | None = None
         self._tail = bytearray()
         self._origin = position
         self._busy = False
@@ -470,8 +473,9 @@ class RecordDecoder:
         while True:
             status = kernel(window_at, len(window), payload_at, len(payload), frame_at)
             if status == c.COMPRESSED:
-                payload = self._decompress(view)
-                payload_at = _address_of(payload)
+                if not self._enable_zstd():
+                    payload = self._decompress(view)
+                    payload_at = _address_of(payload)
             elif status == c.FULL:
                 yield self._batch()
                 self._buffers.begin()
@@ -486,6 +490,21 @@ class RecordDecoder:
             else:
                 self._at_legacy = status == c.LEGACY
                 return
+
+    def _enable_zstd(self) -> bool:
+        """Enables the kernel to call libzstd, if the current batch is the first one with zstd.
+        Returns whether the kernel must try the batch again.
+        """
+        slots = self._slots
+        if slots[c.CODEC] != CompressionType.ZSTD or self._zstd is not None:
+            return False
+        self._zstd = new_context()
+        if self._zstd is None:
+            return False
+        slots[c.ZSTD_CONTEXT] = self._zstd.address
+        slots[c.ZSTD_FUNCTION] = self._zstd.function_address
+        slots[c.LOCATION] = c.LOCATION_COMPRESSED
+        return True
 
     def _decompress(self, window: memoryview) -> BytesLike:
         slots = self._slots

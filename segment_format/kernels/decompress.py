@@ -1,8 +1,8 @@
-"""Decompresses lz4 and snappy inside the kernel, and computes an upper bound for the size of zstd
+"""Decompresses lz4 and snappy inside the kernel, and computes upper bounds for the size of zstd
 frames.
 
 `segment_format.record.compression` documents the formats. This module supports only the variants
-that Kafka's Java producer writes:
+that Kafka's Java producer writes, and any single zstd frame:
 
 * LZ4: header `04 22 4d 18 60 40 82` (64 KiB independent blocks, no checksums, no content size). A
   block consists of sequences. A sequence has a token, literals, and a u16 little-endian distance.
@@ -14,8 +14,8 @@ that Kafka's Java producer writes:
   size - 1 is in the tag or in 1 to 4 further bytes. Kind 1 is a copy of 4 to 11 bytes with an
   11-bit distance. Kinds 2 and 3 are copies of 1 to 64 bytes; their distance is a little-endian
   number of 2 or 4 bytes.
-* zstd: one frame without content size. A library decompresses it; the kernel only reads the block
-  headers to compute an upper bound for the size.
+* zstd: one frame. The kernel reads its headers to compute an upper bound for the size, and calls
+  libzstd to decompress it.
 
 If these functions reject an input, a library (see `segment_format.record.compression`) tries to
 decompress it. Every input that these functions accept is also valid for the library. Bytes are
@@ -368,9 +368,11 @@ def _decompress_snappy_block(
 
 _ZSTD_MAGIC = np.uint64(0xFD2FB528)
 _CHECKSUM_FLAG = np.uint64(4)
+_SINGLE_SEGMENT_FLAG = np.uint64(0x20)
+_UNSUPPORTED_FLAGS = np.uint64(0x1B)  # a dictionary id, and reserved bits
 _CHECKSUM_SIZE = np.uint64(4)
 _LEAST_SIZE = np.uint64(9)
-_DESCRIPTORS = np.uint64(6)
+_DESCRIPTORS = np.uint64(5)
 _BLOCK_HEADER = np.uint64(3)
 _MAX_BLOCK = np.uint64(128 << 10)
 _MAX_WINDOW = np.uint64(1 << 27)
@@ -387,22 +389,55 @@ def _window_size(descriptor: Value) -> Value:
     return base + (base >> _THREE) * (descriptor & np.uint64(7))
 
 
+@inlined
+def _content_size(flags: Value, address: Address, stop: Address) -> Value:
+    """Reads the content size in a frame header. Returns `(content size, size of the field)`. The
+    size of the field is 0 if the header has no content size. The content size is above
+    `_MAX_WINDOW` if the field is truncated.
+    """
+    code = flags >> np.uint64(6)
+    width = _ONE << code
+    if code == np.uint64(0):
+        width = np.uint64(flags & _SINGLE_SEGMENT_FLAG != np.uint64(0))
+    content_size = np.uint64(0)
+    if stop - address < width:
+        content_size = _MAX_WINDOW + _ONE
+    elif width == _ONE:
+        content_size = load_u8(address)
+    elif width == _TWO:
+        content_size = load_u16_native(address) + np.uint64(256)
+    elif width == _FOUR:
+        content_size = load_u32_native(address)
+    elif width == np.uint64(8):
+        content_size = load_word(address)
+    return content_size, width
+
+
 @helper
 def zstd_bound(source: Address, size: Value) -> Value:
-    """Returns an upper bound for the decompressed size of a zstd frame in bytes.
+    """Returns an upper bound for the decompressed size of a zstd frame in bytes: its content size
+    or, if it has none, the sum of the bounds of its blocks.
 
-    Returns -1 if the frame has a content size or a dictionary, is malformed, or is not a zstd
-    frame.
+    Returns -1 if the frame has a dictionary, is malformed, or is not a zstd frame.
     """
     if size < _LEAST_SIZE or load_u32_native(source) != _ZSTD_MAGIC:
         return _FAILED
+    stop = source + size
     flags = load_u8(source + _FOUR)
-    window = _window_size(load_u8(source + _FOUR + _ONE))
-    if flags & ~_CHECKSUM_FLAG or window > _MAX_WINDOW:
+    if flags & _UNSUPPORTED_FLAGS:
+        return _FAILED
+    address = source + _DESCRIPTORS
+    window = np.uint64(0)
+    if flags & _SINGLE_SEGMENT_FLAG == np.uint64(0):
+        window = _window_size(load_u8(address))
+        address += _ONE
+    content_size, width = _content_size(flags, address, stop)
+    address += width
+    if flags & _SINGLE_SEGMENT_FLAG:
+        window = content_size
+    if window > _MAX_WINDOW:
         return _FAILED
     block_limit = min(window, _MAX_BLOCK)
-    stop = source + size
-    address = source + _DESCRIPTORS
     bound = np.uint64(0)
     while address <= stop and stop - address >= _BLOCK_HEADER:
         header = load_u16_native(address) | load_u8(address + _TWO) << np.uint64(16)
@@ -413,7 +448,9 @@ def zstd_bound(source: Address, size: Value) -> Value:
         bound += block_limit if kind == _COMPRESSED else block
         address += _BLOCK_HEADER + (_ONE if kind == _RUN_LENGTH else block)
         if header & _LAST:
-            if flags:
+            if flags & _CHECKSUM_FLAG:
                 address += _CHECKSUM_SIZE
-            return np.int64(bound) if address == stop else _FAILED
+            if address != stop or content_size > bound:
+                return _FAILED
+            return np.int64(content_size if width else bound)
     return _FAILED

@@ -108,6 +108,28 @@ def copy_long(typing_context: Codegen, target: Codegen, source: Codegen, size: C
     return types.void(types.uint64, types.uint64, types.uint64), emit
 
 
+@instruction
+def call_zstd(
+    typing_context: Codegen,
+    function: Codegen,
+    context_at: Codegen,
+    target: Codegen,
+    capacity: Codegen,
+    source: Codegen,
+    size: Codegen,
+) -> Codegen:
+    """Calls `ZSTD_decompressDCtx(context, target, capacity, source, size)`, whose address is
+    `function`. Returns its result, which is above `capacity` if the call failed.
+    """
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, [word] * 5)
+        return builder.call(_pointer(builder, arguments[0], kind), arguments[1:])
+
+    return types.uint64(*[types.uint64] * 6), emit
+
+
 def _copy(size: int) -> Callable[..., Codegen]:
     def copy(typing_context: Codegen, target: Codegen, source: Codegen) -> Codegen:
         def emit(

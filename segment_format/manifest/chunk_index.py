@@ -89,7 +89,10 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
     except zstd.ZstdError as error:
         raise InvalidManifestError("transformedChunks does not decompress") from error
     if length != size or not is_one_frame:
-        raise InvalidManifestError("transformedChunks is not exactly one zstd frame of its size")
+        raise InvalidManifestError(
+            "transformedChunks must be one zstd frame with as many bytes as the frame declares, and"
+            " nothing after it"
+        )
     return unpack_chunk_sizes(bytes(payload))
 
 

@@ -81,8 +81,11 @@ _GZIP_WBITS = 31  # a zlib window of 2^15 bytes, with gzip header and trailer
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_TRAILER_AND_HEADER = 18
 
-_ZSTD_ONE_SHOT_SLACK = 256 << 10
-_ZSTD_ONE_SHOT_RATIO = 32
+ZSTD_ONE_SHOT_SLACK = 256 << 10
+ZSTD_ONE_SHOT_RATIO = 32
+"""A zstd payload is decompressed at once, into memory for its upper bound, if the bound is at most
+`ZSTD_ONE_SHOT_SLACK` bytes plus `ZSTD_ONE_SHOT_RATIO` for each byte of the payload.
+"""
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _COMMON_HEADER: Final = int.from_bytes(_LZ4_MAGIC + b"\x60\x40\x82", "little")
@@ -353,7 +356,7 @@ def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> B
     # One call into memory of the maximum size is the fastest. If the kernel has not supplied this
     # size, scan the frame headers. If the payload could expand much, do not allocate it at once.
     view = byte_view(payload)
-    one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
+    one_shot = min(max_output_bytes, ZSTD_ONE_SHOT_SLACK + ZSTD_ONE_SHOT_RATIO * len(view))
     if not 0 < bound <= one_shot:
         bound = sum([frame.max_output for frame in scan_frames(view)])
     try:

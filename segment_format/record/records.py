@@ -231,7 +231,7 @@ def _decode_batch(
         require_crc(view, entry, header)
     codec = compression_type(header.attributes, position=entry.position)
     header.require_record_count(entry.position)
-    records = _read_records(view, entry, header, max_batch_bytes, _decode_record)
+    records = tuple(_iter_records(view, entry, header, max_batch_bytes, _decode_record))
     return DecodedBatch(
         position=entry.position,
         size=entry.size,
@@ -253,21 +253,21 @@ def _decode_batch(
     )
 
 
-def _read_records(
+def _iter_records(
     view: memoryview,
     entry: Entry,
     header: RecordBatchHeader,
     max_batch_bytes: int,
     read: Callable[[Cursor, RecordBatchHeader], tuple[int, _Item]],
-) -> tuple[_Item, ...]:
+) -> Iterator[_Item]:
     """Reads the records of a batch with `read`, which reads one record from a cursor and returns
-    `(offset, item)`. Returns the items. Checks the offsets and the number of the records.
+    `(offset, item)`. Yields the items. Checks the offsets and the number of the records.
 
     If the batch is compressed, errors contain the position of the batch. Otherwise they contain the
     position of the wrong byte.
     """
     if not header.record_count:
-        return ()
+        return
     start = entry.position + HEADER_SIZE
     codec = compression_type(header.attributes, position=entry.position)
     try:
@@ -275,7 +275,6 @@ def _read_records(
     except SegmentFormatError as error:
         raise error.at(entry.position, header.base_offset) from error
     cursor = Cursor(byte_view(content), origin=0 if codec else start)
-    items: list[_Item] = []
     min_offset = header.base_offset
     try:
         for _ in range(header.record_count):
@@ -285,7 +284,7 @@ def _read_records(
                 text = record_offset_message(offset, min_offset, header.last_offset)
                 raise CorruptRecordError(text, position=position)
             min_offset = offset + 1
-            items.append(item)
+            yield item
         if cursor.remaining:
             raise cursor.fail(
                 f"{cursor.remaining} bytes left after the {header.record_count} records"
@@ -293,23 +292,20 @@ def _read_records(
     except CorruptRecordError as error:
         position = entry.position if codec or error.position is None else error.position
         raise error.at(position, header.base_offset) from error
-    return tuple(items)
 
 
-def _read_body(cursor: Cursor) -> Cursor:
-    """Reads the length field of the next record. Returns a cursor over the remaining bytes of the
-    record, and moves `cursor` to the end of the record.
-    """
+def _read_size(cursor: Cursor) -> int:
+    """Reads the length field of the next record."""
     size = cursor.varint("record length")
     if size < _MIN_BODY_SIZE or size > cursor.remaining:
         raise cursor.fail(f"a record states {size} bytes, but {cursor.remaining} bytes are left")
-    body = Cursor(cursor.view, cursor.position, cursor.position + size, origin=cursor.origin)
-    cursor.position += size
-    return body
+    return size
 
 
 def _decode_record(cursor: Cursor, header: RecordBatchHeader) -> tuple[int, Record]:
-    body = _read_body(cursor)
+    size = _read_size(cursor)
+    body = Cursor(cursor.view, cursor.position, cursor.position + size, origin=cursor.origin)
+    cursor.position += size
     body.i8("record attributes")
     timestamp_delta = body.varlong("timestamp delta")
     offset_delta = body.varint("offset delta")
@@ -528,14 +524,15 @@ class EntryTimes:
         position: Position of the first byte of the entry in the buffer.
         base_offset: First offset of the entry.
         last_offset: Last offset of the entry, inclusive.
-        times: `(offset, timestamp)` of each record. The timestamps are in milliseconds since 1970.
-            Empty if the batch header states that all records are older than the requested time.
+        times: Yields `(offset, timestamp)` of each record, once. The timestamps are in milliseconds
+            since 1970. Empty if the batch header states that all records are older than the
+            requested time. Raises `SegmentFormatError` if the records are invalid.
     """
 
     position: int
     base_offset: int
     last_offset: int
-    times: tuple[tuple[int, int], ...]
+    times: Iterator[tuple[int, int]]
 
 
 def iter_record_times(
@@ -544,8 +541,9 @@ def iter_record_times(
     """Yields the offsets and timestamps of the records of each entry, including transaction
     markers.
 
-    Keys, values and headers are skipped by the length of the record, and not checked apart from the
-    checksum of the entry.
+    The records of a batch are decoded when `EntryTimes.times` reaches them, because a search for a
+    timestamp often ends at the first record of a batch. Keys, values and headers are skipped by the
+    length of the record, and not checked apart from the checksum of the entry.
 
     Args:
         buffer: Complete entries, one after the other, as in a `.log`.
@@ -564,24 +562,34 @@ def iter_record_times(
             require_crc(view, entry, header)
             compression_type(header.attributes, position=entry.position)
             header.require_record_count(entry.position)
-            times: tuple[tuple[int, int], ...] = ()
+            times: Iterator[tuple[int, int]] = iter(())
             if not header.is_dated_before(dated_from_ms):
-                try:
-                    times = _read_records(view, entry, header, max_batch_bytes, _read_time)
-                except SegmentFormatError as error:
-                    raise error.at(entry.position, header.base_offset) from error
+                times = _iter_times(view, entry, header, max_batch_bytes)
             yield EntryTimes(entry.position, header.base_offset, header.last_offset, times)
         else:
             legacy = decode_legacy_entry(
                 view, entry, check_crcs=True, max_batch_bytes=max_batch_bytes
             )
-            times = tuple((record.offset, record.timestamp) for record in legacy.records)
+            times = ((record.offset, record.timestamp) for record in legacy.records)
             yield EntryTimes(entry.position, legacy.base_offset, legacy.last_offset, times)
 
 
+def _iter_times(
+    view: memoryview, entry: Entry, header: RecordBatchHeader, max_batch_bytes: int
+) -> Iterator[tuple[int, int]]:
+    try:
+        yield from _iter_records(view, entry, header, max_batch_bytes, _read_time)
+    except SegmentFormatError as error:
+        raise error.at(entry.position, header.base_offset) from error
+
+
 def _read_time(cursor: Cursor, header: RecordBatchHeader) -> tuple[int, tuple[int, int]]:
-    body = _read_body(cursor)
-    body.i8("record attributes")
-    timestamp_delta = body.varlong("timestamp delta")
-    offset = wrap_i64(header.base_offset + body.varint("offset delta"))
+    size = _read_size(cursor)
+    stop = cursor.position + size
+    cursor.position += 1  # attributes, which have no meaning yet
+    timestamp_delta = cursor.varlong("timestamp delta")
+    offset = wrap_i64(header.base_offset + cursor.varint("offset delta"))
+    if cursor.position > stop:
+        raise cursor.fail(f"the timestamp and offset of a record exceed its {size} bytes")
+    cursor.position = stop
     return offset, (offset, header.timestamp_of(timestamp_delta))

@@ -7,13 +7,18 @@ are expected in the new cluster.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
 
 from kts_source.restore.committing import commit_restore, status_restore, verify_restore
 from kts_source.restore.restore_plan import plan_restore
@@ -21,13 +26,11 @@ from kts_source.restore.writing import write_restore
 from tests.integration.admin import wait_until
 from tests.integration.broker import Broker, running_broker
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
-from tests.integration.kafka_jars import KAFKA_VERSION, NEWEST_KAFKA, OLDEST_KAFKA
+from tests.integration.kafka_jars import NEWEST_KAFKA, OLDEST_KAFKA
 from tests.integration.served_rows import Row, consume_until
 from tests.needs import needs
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kts_source.restore.restore_plan import RestorePlan
     from tests.integration.broker import PartitionOffsets
 
@@ -44,6 +47,8 @@ READY = {
 NEW_NAME = "orders-restored"
 SEED, OTHER = 3, 2
 """Nodes: the seed broker gets the restored files, then all partitions move to the other broker."""
+LAST_SEED, FINAL = 4, (1, 2, 3)
+"""The same in a cluster of four nodes, with three replicas at the end."""
 PAIRS = [("orders", 0), ("orders", 1), ("moves", 0)]
 
 
@@ -102,12 +107,14 @@ class OldCluster:
 
     Attributes:
         tier: Folder of its tier. Tests copy it.
+        disk: Log directory of its only node, which was also the controller.
         served: Consumed rows by isolation level.
         ends: One past the last tiered offset of each partition.
         starts: Log start of each partition.
     """
 
     tier: Path
+    disk: Path
     served: dict[str, list[Row]]
     ends: PartitionOffsets
     starts: PartitionOffsets
@@ -131,12 +138,12 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> OldCluster:
         ends = {pair: ends[pair] for pair in PAIRS}
         served = {level: consume_until(broker, level, ends) for level in LEVELS}
     assert any(row[5] and row[5].startswith(LATE) for row in served["read_committed"])
-    return OldCluster(folder / "tier", served, ends, starts)
+    return OldCluster(folder / "tier", folder / "node-1" / "logs", served, ends, starts)
 
 
 @pytest.mark.parametrize(
     ("version", "zero_copy"),
-    [(KAFKA_VERSION, False), (OLDEST_KAFKA, False), (NEWEST_KAFKA, True)],
+    [(OLDEST_KAFKA, False), (NEWEST_KAFKA, True)],
 )
 def test_restored_topics_serve_the_rows_of_the_lost_cluster(
     version: str, zero_copy: bool, old: OldCluster, tmp_path: Path
@@ -163,7 +170,7 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
         ready = {**READY, "remote_storage_enable": str(zero_copy).lower()}
         for name, count in ((NEW_NAME, 2), ("moves", 1)):
             cluster.admin.create_topic(name, count, replicas=(SEED,), **ready)
-        plan = _accepted_plan(cluster, source, zero_copy=zero_copy)
+        plan = _accepted_plan(cluster, source, SEED, zero_copy=zero_copy)
         plan_file.write_text(plan.to_json())
         with pytest.raises(Exception, match="stop its broker first"):
             write_restore(str(plan_file), source, str(node.logs), target=others)
@@ -173,10 +180,11 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
         target = {"kafka.bootstrap.servers": node.bootstrap}
         assert verify_restore(str(plan_file), target) == []
         assert "verified" in status_restore(str(plan_file))[-2]
-        _move(cluster, tmp_path)
+        _move(cluster, tmp_path, (OTHER,))
+        _wait_in_sync(cluster, (OTHER,))
         node.stop()
         groups = {"continues": {"orders": {0: old.ends["orders", 0] - 5, 1: 10}}}
-        configs = {"local.retention.bytes": "1"} if zero_copy else {"max.message.bytes": "2000000"}
+        configs = {"local.retention.bytes": "1"} if zero_copy else {}
         report = commit_restore(str(plan_file), others, configs=configs, groups=groups)
         assert any("offset 10 is outside" in line for line in report)
         assert status_restore(str(plan_file))[-2] == "committed"
@@ -193,21 +201,125 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
     assert objects == {path: found for path, found in _objects(tier).items() if path in objects}
 
 
+def test_restore_to_three_brokers_survives_kills_of_tool_and_brokers(
+    old: OldCluster, tmp_path: Path
+) -> None:
+    tier = tmp_path / "old-tier"
+    shutil.copytree(old.tier, tier)
+    objects = _contents(tier)
+    source = {"path": str(tier), "layout": "local-tiered-storage", "subscribe": "orders,moves"}
+    plan_file = str(tmp_path / "plan.json")
+    spec = ClusterSpec(replicas=3, settings={"broker.session.timeout.ms": "9000"})
+    with Cluster(tmp_path / "new", spec) as cluster:
+        seed = cluster.nodes[LAST_SEED]
+        target = {"kafka.bootstrap.servers": cluster.bootstrap}
+        for name, count in ((NEW_NAME, 2), ("moves", 1)):
+            ready = {**READY, "remote_storage_enable": "false"}
+            cluster.admin.create_topic(name, count, replicas=(LAST_SEED,), **ready)
+        plan = _accepted_plan(cluster, source, LAST_SEED)
+        Path(plan_file).write_text(plan.to_json())
+        seed.kill()
+        kills = 0
+        while _is_killed(1, "writing.write_restore", plan_file, source, str(seed.logs)):
+            kills += 1
+            assert "do not start the broker" in status_restore(plan_file)[-1] or kills == 9
+        assert kills == 9  # begin, two steps of each partition, written, checked
+        cluster.start_node(LAST_SEED)
+        assert _is_killed(1, "committing.verify_restore", plan_file, target)
+        cluster.restart_node(LAST_SEED, is_clean=False)
+        assert verify_restore(plan_file, target) == []
+        _move(cluster, tmp_path, FINAL)
+        cluster.restart_node(OTHER, is_clean=False)
+        _wait_in_sync(cluster, FINAL)
+        seed.stop()
+        for leader in FINAL:
+            _lead(cluster, leader, tmp_path)
+            assert verify_restore(plan_file, target) == []
+        groups = {"continues": {"orders": {0: old.ends["orders", 0] - 5}}}
+        configs = {"retention.bytes": "1000000000"}
+        wanted: dict[str, Any] = {"configs": configs, "groups": groups}
+        wanted["metadata_log"] = str(old.disk)
+        for step in (1, 2):
+            assert _is_killed(step, "committing.commit_restore", plan_file, target, **wanted)
+        report = commit_restore(plan_file, target, **wanted)
+        (line,) = (line for line in report if line.startswith(f"{NEW_NAME}: configurations set"))
+        assert {"local.retention.bytes", "remote.storage.enable", "retention.bytes"} <= set(
+            line.split(": ")[2].split(", ")
+        )
+        other = cluster.nodes[OTHER]
+        new = Broker(other.bootstrap, other.folder, cluster.tier, cluster.class_path, other.pid)
+        _check_rows(new, old)
+        _check_continues(new, old.ends)
+    assert _contents(tier) == objects
+
+
+_KILLED = """
+import ast, importlib, os, signal, sys
+from kts_source.restore.journal import Journal
+
+step, function, arguments, more = ast.literal_eval(sys.argv[1])
+add, steps = Journal.add, []
+
+def killed(*args, **facts):
+    steps.append(add(*args, **facts))
+    if len(steps) == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return steps[-1]
+
+Journal.add = killed
+module, name = function.split(".")
+getattr(importlib.import_module("kts_source.restore." + module), name)(*arguments, **more)
+"""
+
+
+def _is_killed(step: int, function: str, *arguments: object, **more: object) -> bool:
+    """Runs a function of `kts_source.restore` in a process that is killed after it has recorded
+    this many steps. Returns whether the function got that far.
+    """
+    call = repr((step, function, arguments, more))
+    run = subprocess.run([sys.executable, "-c", _KILLED, call], check=False, timeout=120)
+    assert run.returncode in (0, -signal.SIGKILL)
+    return run.returncode != 0
+
+
+def _lead(cluster: Cluster, leader: int, folder: Path) -> None:
+    """Moves the leadership of all restored partitions to one of their replicas."""
+    _move(cluster, folder, (leader, *(number for number in FINAL if number != leader)))
+    pairs = [_new(pair) for pair in PAIRS]
+
+    def is_leader() -> bool:
+        moving = [pair for pair in pairs if cluster.admin.leader(*pair) != leader]
+        if moving:
+            partitions = [TopicPartition(*pair) for pair in moving]
+            cluster.admin.client().elect_leaders(ElectionType.PREFERRED, partitions).result(60)
+        return not moving
+
+    wait_until(is_leader)
+
+
+def _contents(tier: Path) -> dict[str, str]:
+    """Returns the SHA-256 of each object, by path."""
+    paths = (path for path in tier.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
 def _objects(tier: Path) -> dict[str, tuple[int, int]]:
     """Returns inode and modification time of each object, by path."""
     paths = (path for path in tier.rglob("*") if path.is_file())
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
 
 
-def _accepted_plan(cluster: Cluster, source: dict[str, str], *, zero_copy: bool) -> RestorePlan:
+def _accepted_plan(
+    cluster: Cluster, source: dict[str, str], seed: int, *, zero_copy: bool = False
+) -> RestorePlan:
     """Restarts the seed until its leader epochs are above those of the tier."""
     rename = {"orders": NEW_NAME}
-    target = {"kafka.bootstrap.servers": cluster.nodes[SEED].bootstrap}
+    target = {"kafka.bootstrap.servers": cluster.nodes[seed].bootstrap}
     plan = plan_restore(source, target, rename=rename, zero_copy=zero_copy)
     assert any("leader epoch 0" in text for text in plan.refusals), plan.refusals
     assert any("--undecided abort" in text for text in plan.refusals), plan.refusals
     for _ in range(4):
-        cluster.restart_node(SEED)
+        cluster.restart_node(seed)
         plan = plan_restore(source, target, rename=rename, undecided="abort", zero_copy=zero_copy)
         if not plan.refusals:
             break
@@ -243,10 +355,10 @@ def _check_serves_old_objects(broker: Broker, plan: RestorePlan) -> None:
     broker.wait_until_tiered([_new(pair) for pair in PAIRS])
 
 
-def _move(cluster: Cluster, folder: Path) -> None:
-    """Moves all restored partitions from the seed broker to the other broker."""
+def _move(cluster: Cluster, folder: Path, replicas: tuple[int, ...]) -> None:
+    """Assigns all restored partitions to these nodes. The first one is the preferred leader."""
     moves = [
-        {"topic": topic, "partition": number, "replicas": [OTHER]}
+        {"topic": topic, "partition": number, "replicas": replicas}
         for topic, number in map(_new, PAIRS)
     ]
     file = folder / "moves.json"
@@ -255,7 +367,12 @@ def _move(cluster: Cluster, folder: Path) -> None:
     server = cluster.nodes[OTHER].bootstrap
     arguments = (tool, "--bootstrap-server", server, "--reassignment-json-file", str(file))
     cluster.admin.run_tool(*arguments, "--execute")
-    wait_until(lambda: all(cluster.admin.in_sync(*_new(pair)) == [OTHER] for pair in PAIRS))
+
+
+def _wait_in_sync(cluster: Cluster, replicas: tuple[int, ...]) -> None:
+    wait_until(
+        lambda: all(cluster.admin.in_sync(*_new(pair)) == sorted(replicas) for pair in PAIRS)
+    )
 
 
 def _new(pair: tuple[str, int]) -> tuple[str, int]:

@@ -144,7 +144,7 @@ def test_context_is_freed_at_the_end_of_its_thread() -> None:
     )
 
     def work() -> None:
-        zstd_library._thread.context = zstd_library._Context(library)
+        zstd_library._thread.context = zstd_library.Context(library)
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -518,7 +518,7 @@ def test_single_argument_that_is_a_folder_is_the_path(
     assert " codecs " in capsys.readouterr().out
 
 
-def test_text_as_limit_is_refused_as_no_integer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_limit_that_is_not_an_integer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "cat", "--subscribe", "codecs", "--limit", "x")
     assert code == 2
     assert "'x' is not a valid integer." in err

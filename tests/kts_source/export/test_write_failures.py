@@ -132,7 +132,7 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_error(
     assert "the metrics cannot be written" in error
 
 
-def test_dead_letters_folder_is_writable_and_stays_empty(tmp_path: Path) -> None:
+def test_successful_export_leaves_no_file_in_dead_letters_folder(tmp_path: Path) -> None:
     letters = tmp_path / "letters"
     Lake(tmp_path, "parquet").export(source(), dead_letters=str(letters))
     assert not [path for path in letters.rglob("*") if path.is_file()]

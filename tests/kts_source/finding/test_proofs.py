@@ -140,7 +140,7 @@ def test_search_is_exhaustive_only_if_it_covers_all_records_of_the_topic(tmp_pat
     assert json.loads(certificate.to_json())["outside"] == list(certificate.outside)
 
 
-def test_note_about_store_settings_does_not_make_search_inexhaustive(
+def test_search_with_note_about_store_settings_is_still_exhaustive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remark = "s3fs reads the bucket orders: AWS_ENDPOINT_URL is set"

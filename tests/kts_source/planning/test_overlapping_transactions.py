@@ -380,7 +380,7 @@ def test_read_that_starts_in_partly_read_segment_uses_the_tier(
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_old_brokers_serve_a_read_that_ends_before_a_transaction(stop: int) -> None:
+def test_read_that_ends_before_a_transaction_returns_all_rows_with_old_brokers(stop: int) -> None:
     steps = [plain(2), transactional(2), commit, plain(1), plain(2), plain(2)]
     log = rolled(steps, {1, 3, 4})
     segments = [files for files in log.segments if files.base_offset != 4]

@@ -53,7 +53,9 @@ def test_commit_raises_producer_ids_above_restored_ids(restored: NewCluster) -> 
     assert status_restore(str(restored.plan_file))[-2] == "committed"
 
 
-def test_commit_with_high_producer_ids_requests_few_ids(restored: NewCluster) -> None:
+def test_commit_requests_few_producer_ids_if_broker_already_assigns_higher_ones(
+    restored: NewCluster,
+) -> None:
     restored.brokers.producer_ids[0] = 5000
     _commit(restored)
     assert restored.brokers.producer_ids[0] <= 5000 + OLD_PRODUCER + 1

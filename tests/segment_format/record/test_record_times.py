@@ -121,3 +121,24 @@ def test_wrong_record_count_raises(count: int) -> None:
     data[23:27] = (count - 1).to_bytes(4, "big")
     with pytest.raises(CorruptRecordError):
         record_times(sealed(data), ALL)
+
+
+def test_times_before_an_invalid_record_are_yielded() -> None:
+    data = bytearray(BATCH)
+    second_record = FIRST_RECORD + 10
+    assert data[second_record] == 2 * 9  # nine bytes, zigzag
+    data[second_record] = 0
+    (entry,) = iter_record_times(sealed(data), dated_from_ms=ALL)
+    assert next(entry.times) == (7, 5)
+    with pytest.raises(CorruptRecordError, match="a record states 0 bytes"):
+        next(entry.times)
+
+
+def test_fields_that_exceed_their_record_raise() -> None:
+    data = bytearray(BATCH)
+    data[FIRST_RECORD] = 2 * 6
+    data[FIRST_RECORD + 2 : FIRST_RECORD + 8] = b"\x80" * 5 + b"\x00"  # timestamp of six bytes
+    with pytest.raises(CorruptRecordError):
+        expected(sealed(data), ALL)
+    with pytest.raises(CorruptRecordError, match="exceed its 6 bytes"):
+        record_times(sealed(data), ALL)
