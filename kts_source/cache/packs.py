@@ -88,12 +88,10 @@ class SegmentPack:
         """
         if self._cache is None or not _can_be_cached(entry):
             return
-        if any(index.content is not None for index in segment.objects.indexes.values()):
-            return  # an index was rebuilt, also from other objects
         suffixes = {info.key: suffix for suffix, info in entry.objects}
         facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
-        if facts is None:
-            return
+        if facts is None or any(len(index) > 4 for index in facts[-1]):
+            return  # an index with content was rebuilt, also from other objects
         text = json.dumps(facts, separators=(",", ":"))
         self._loaded(self._cache)[entry.segment_id] = _identity(entry) + text
         self._changed = True

@@ -205,24 +205,23 @@ def find_command(
     **flags: Any,  # noqa: ANN401  # texts, flags and numbers
 ) -> None:
     """Print all records that match, and certify what was searched."""
+    by_topic = parse_topic_options(topic_options)
+    names = {name.lower() for each in (options, *by_topic.values()) for name in each}
     if offsets:
-        if "columns" in options:
+        if "columns" in names:
             raise InvalidOptionError("--offsets and --columns both select columns: remove one")
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         check_output(certificate)
-    by_topic = parse_topic_options(topic_options)
     conditions = _conditions(flags)
-    has_where = any("where" in each for each in (options, *by_topic.values()))
-    if not has_where and all(value in (False, (), []) for value in conditions.values()):
+    if "where" not in names and all(value in (False, (), []) for value in conditions.values()):
         raise InvalidOptionError(
             "the search has no condition: set --key, --value-contains, --header, --producer-id or"
             " --where"
         )
     _silence_planning()
     search = find(options, topic_options=by_topic, **conditions)
-    has_columns = any("columns" in each for each in (options, *by_topic.values()))
-    writer = JsonLines() if has_columns else _FoundRecords()
+    writer = JsonLines() if offsets or "columns" in names else _FoundRecords()
     if certificate is not None:
         remove_file(certificate)  # an older certificate does not hold for this output
     with progress_bar("searched", is_shown=not sys.stdout.isatty()) as update:

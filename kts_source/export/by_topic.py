@@ -20,7 +20,15 @@ from kts_source.errors import (
     TopicsFailedError,
 )
 from kts_source.export.report import add_reports, empty_report
-from kts_source.export.settings import ICEBERG, TOPIC_FIELD, ExportArguments, export_settings
+from kts_source.export.settings import (
+    ICEBERG,
+    PARQUET,
+    TOPIC_FIELD,
+    ExportArguments,
+    check_letters,
+    export_settings,
+    location_of,
+)
 from kts_source.planning.topic_options import for_each_topic, sources_by_topic
 
 if TYPE_CHECKING:
@@ -94,6 +102,11 @@ def exports_of(
                 f"topics {other.topic} and {topic} have the same table {export.settings.target}:"
                 " export one of them separately into another target"
             )
+    settings = [export.settings for export in exports.values()]
+    tables = {location_of(e.target): e.target for e in settings if e.table_format == PARQUET}
+    for letters in dict.fromkeys(each.dead_letters for each in settings):
+        if letters is not None and tables:
+            check_letters(letters, tables)
     return list(exports.values())
 
 

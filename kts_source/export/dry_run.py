@@ -70,7 +70,8 @@ def dry_report(
         fields = NewFields(options.formats, adds=False)
     sample = _sample(options, settings, plan, fields)
     if fields is not None:
-        check_fields(fields.topics.values(), options.formats)
+        has_more = len(plan.scan.tasks) > 1 or sample.rows + sample.rejected >= _SAMPLE_ROWS
+        check_fields(fields.topics.values(), options.formats, is_sample=has_more)
     estimated = estimate(plan.scan.tasks)
     advances = (advance for wave in plan.waves for advance in wave.advances)
     return replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from kts_source.errors import InvalidOptionError
@@ -20,6 +21,7 @@ from kts_source.export.rejections import DEFAULT_MAX_REJECTED, parse_max_rejecte
 from kts_source.options.parsing import option_texts
 from kts_source.options.times import parse_duration_ms
 from kts_source.secret import Secret
+from kts_source.store.local_store import local_root
 from kts_source.store.open_store import (
     expand_home,
     refuse_credentials,
@@ -255,6 +257,28 @@ def _storage(
     return storage_of_other_path(str(path), target, storage)
 
 
+def location_of(path: str) -> PurePath:
+    """Returns the location of a folder in a form that can be compared with other locations."""
+    scheme = scheme_of(path)
+    if scheme == "file":
+        return local_root(path).resolve()
+    return PurePosixPath(scheme, path.partition("://")[2])
+
+
+def check_letters(letters: str, tables: Mapping[PurePath, str]) -> None:
+    """Raises `InvalidOptionError` if readers of a Parquet folder would return the rejected rows in
+    the folder `letters` as rows of the table. `tables` has the Parquet folders by location.
+    """
+    location = location_of(letters)
+    for parent in (location, *location.parents):
+        below = location.relative_to(parent).parts
+        if parent in tables and not any(part.startswith(("_", ".")) for part in below):
+            raise InvalidOptionError(
+                f"dead_letters {letters} is in the Parquet folder {tables[parent]}, so its readers"
+                " would return rejected rows as rows of the table. Choose another folder"
+            )
+
+
 def _parse_values(values: dict[str, Any]) -> None:
     """Parses `dead_letters` and `max_rejected` in place. Sets `schema_evolution` if
     `on_new_fields` implies it.
@@ -324,8 +348,8 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
 
 def _check_folders(settings: ExportSettings) -> None:
     """Raises `InvalidOptionError` if the settings do not fit the kind of target: options for
-    Parquet folders with a table as target, or a Parquet folder with partition columns whose names
-    readers would skip as hidden.
+    Parquet folders with a table as target; or a Parquet folder that contains rejected rows, or has
+    partition columns whose names readers would skip as hidden.
     """
     if settings.table_format != PARQUET:
         if settings.text_partitions == AS_IS:
@@ -334,6 +358,8 @@ def _check_folders(settings: ExportSettings) -> None:
                 " Delta or Iceberg table records the types of its partition columns"
             )
         return
+    if settings.dead_letters is not None:
+        check_letters(settings.dead_letters, {location_of(settings.target): settings.target})
     for column in settings.partition_by:
         if column.name.startswith(("_", ".")):
             raise InvalidOptionError(

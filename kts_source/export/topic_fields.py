@@ -47,10 +47,19 @@ class TopicFields:
         return replace(self, values=self.values + other.values, has_known=has_known, names=names)
 
 
-def check_fields(fields: Iterable[TopicFields], formats: Sequence[ColumnFormat]) -> None:
+def check_fields(
+    fields: Iterable[TopicFields], formats: Sequence[ColumnFormat], *, is_sample: bool = False
+) -> None:
     """Raises `InvalidOptionError` if a topic has at least 20 keys or values, and none of them has a
     field of the schema.
+
+    `is_sample` is True if the topics may have further keys or values that are not in `fields`. Then
+    the message does not claim that none of them has a field.
     """
+    kind, other = "", ""
+    if is_sample:
+        kind = "sampled "
+        other = ", or run without the dry run if only other records have such fields"
     sums: dict[tuple[str, str], TopicFields] = {}
     for each in fields:
         key = each.column, each.topic
@@ -70,8 +79,8 @@ def check_fields(fields: Iterable[TopicFields], formats: Sequence[ColumnFormat])
         more = ["…"] if len(total.names) > _SHOWN_NAMES else []
         shown = ", ".join([*total.names[:_SHOWN_NAMES], *more])
         raise InvalidOptionError(
-            f"none of {total.values:,} {column}s has a field of option '{column}.schema', so all"
-            f" decoded fields would be null. The {column}s have {shown}. Correct"
-            f" '{column}.schema' so that it has at least one of these fields{hint}",
+            f"none of {total.values:,} {kind}{column}s has a field of option '{column}.schema', so"
+            f" all decoded fields would be null. The {column}s have {shown}. Correct"
+            f" '{column}.schema' so that it has at least one of these fields{other}{hint}",
             topic=topic,
         )

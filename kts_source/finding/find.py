@@ -67,8 +67,9 @@ def _search(_topic: str, source: Options, query: Query) -> Search:
     check_for_batch(options := parse_any_options(source))
     if "targetPartitionBytes" not in options.given:
         options = replace(options, target_partition_bytes=_TASK_BYTES)
-    options = replace(with_types(options), key_ring=options.key_ring.loaded())
-    return Search(options, query)
+    # The certificate lists missing offsets, so they must not prevent that a type is inferred.
+    formats = with_types(replace(options, fail_on_data_loss=False)).formats
+    return Search(replace(options, formats=formats, key_ring=options.key_ring.loaded()), query)
 
 
 class SearchByTopic(Search):

@@ -26,7 +26,7 @@ from kts_source.layout.remote_segment import (
     ObjectRef,
     RemoteSegment,
     SegmentObjects,
-    StoredIndex,
+    StoredIndexes,
 )
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_to_text
@@ -254,9 +254,9 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
 _INDEX_FIELDS: Final = tuple((kind, kind.name.lower()) for kind in IndexType)
 
 
-def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> dict[IndexType, StoredIndex]:
+def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> StoredIndexes:
     ranges = manifest.segment_indexes
-    stored = {}
+    stored = []
     for kind, field in _INDEX_FIELDS:
         span: IndexRange | None = getattr(ranges, field)
         if span is None:
@@ -266,5 +266,5 @@ def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> dict[Index
                 f"the {kind.value} index ends at byte {span.stop}, but the object {indexes.key} has"
                 f" only {indexes.size} bytes"
             )
-        stored[kind] = StoredIndex(indexes, span.position, span.stop)
-    return stored
+        stored.append((kind, span.position, span.stop))
+    return StoredIndexes(indexes, stored)

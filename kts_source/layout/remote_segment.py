@@ -19,6 +19,8 @@ keys stay wrapped, as in manifests.
 from __future__ import annotations
 
 import base64
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
@@ -29,7 +31,7 @@ from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIn
 from segment_format.manifest.encryption import Encryption, WrappedDataKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kts_source.store.object_store import ObjectInfo
     from segment_format.manifest.chunk_index import ChunkIndex
@@ -98,6 +100,68 @@ class StoredIndex:
     def size(self) -> int:
         """Size in bytes, as stored."""
         return self.stop - self.start
+
+
+_POSITIONS: Final = struct.Struct(f"<{2 * len(IndexType)}q")
+_KINDS: Final = tuple(IndexType)
+_NUMBERS: Final = {kind: 2 * number for number, kind in enumerate(_KINDS)}
+_ABSENT: Final = -1
+
+
+class StoredIndexes(Mapping[IndexType, StoredIndex]):
+    """The side files of a segment, if all of them are in one object.
+
+    It equals a dict of the same side files, but takes a fifth of the memory, because plans have one
+    for each segment.
+
+    Args:
+        source: The object that contains the side files.
+        ranges: Kind, first byte and stop byte of each side file.
+
+    Raises:
+        ValueError: A position is not an integer of 64 bits.
+    """
+
+    __slots__ = ("_positions", "source")
+
+    def __init__(self, source: ObjectRef, ranges: Iterable[tuple[IndexType, int, int]]) -> None:
+        positions = [_ABSENT] * (2 * len(IndexType))
+        for kind, start, stop in ranges:
+            number = _NUMBERS[kind]
+            positions[number], positions[number + 1] = start, stop
+        self.source = source
+        try:
+            self._positions = _POSITIONS.pack(*positions)
+        except struct.error as error:
+            raise ValueError(f"positions of side files: {error}") from None
+
+    def __getitem__(self, kind: IndexType) -> StoredIndex:
+        number = _NUMBERS[kind]
+        start, stop = _POSITIONS.unpack(self._positions)[number : number + 2]
+        if start == _ABSENT:
+            raise KeyError(kind)
+        return StoredIndex(self.source, start, stop)
+
+    def __iter__(self) -> Iterator[IndexType]:
+        return (kind for kind, _, _ in self.ranges())
+
+    def __len__(self) -> int:
+        return len(self.ranges())
+
+    def ranges(self) -> list[tuple[IndexType, int, int]]:
+        """Returns kind, first byte and stop byte of each side file."""
+        positions = _POSITIONS.unpack(self._positions)
+        return [
+            (kind, start, stop)
+            for kind, start, stop in zip(_KINDS, positions[::2], positions[1::2], strict=True)
+            if start != _ABSENT
+        ]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return StoredIndexes, (self.source, self.ranges())
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +266,7 @@ ObjectName: TypeAlias = str | int
 SegmentPlace: TypeAlias = tuple[str, str, int, str]
 """Topic, topic id, partition and segment id."""
 
-_KINDS: Final = {kind.value: kind for kind in IndexType}
+_KINDS_BY_NAME: Final = {kind.value: kind for kind in IndexType}
 
 
 def segment_facts(
@@ -220,16 +284,7 @@ def segment_facts(
     objects = segment.objects
     chunks = _chunk_facts(objects.chunk_index)
     log = name_of(objects.log)
-    indexes = [
-        [
-            kind.value,
-            name_of(index.source),
-            index.start,
-            index.stop,
-            *([] if index.content is None else [base64.b64encode(index.content).decode()]),
-        ]
-        for kind, index in objects.indexes.items()
-    ]
+    indexes = _index_facts(objects.indexes, name_of)
     if chunks is None or log is None or any(index[1] is None for index in indexes):
         return None
     encryption = objects.encryption
@@ -275,7 +330,8 @@ def segment_from_facts(
         end,
         max_timestamp,
         event,
-        tuple([EpochEntry(epoch, first) for epoch, first in epochs]),
+        # The first epoch usually begins with the segment. Sharing the number saves memory.
+        tuple([EpochEntry(epoch, start if first == start else first) for epoch, first in epochs]),
         SegmentObjects(
             ref(log),
             VariableChunkIndex(*chunks) if isinstance(chunks[2], str) else FixedChunkIndex(*chunks),
@@ -300,12 +356,31 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
     return None
 
 
-def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> dict[IndexType, StoredIndex]:
-    indexes = {}
-    source = last = None
-    for kind, name, low, high, *content in facts:
-        if source is None or name != last:  # in most layouts, one object contains all indexes
-            source, last = ref(name), name
-        data = base64.b64decode(content[0]) if content else None
-        indexes[_KINDS[kind]] = StoredIndex(source, low, high, data)
-    return indexes
+def _index_facts(
+    indexes: Mapping[IndexType, StoredIndex], name_of: Callable[[ObjectRef], ObjectName | None]
+) -> list[list[Any]]:
+    if isinstance(indexes, StoredIndexes):
+        name = name_of(indexes.source)
+        return [[kind.value, name, start, stop] for kind, start, stop in indexes.ranges()]
+    return [
+        [
+            kind.value,
+            name_of(index.source),
+            index.start,
+            index.stop,
+            *([] if index.content is None else [base64.b64encode(index.content).decode()]),
+        ]
+        for kind, index in indexes.items()
+    ]
+
+
+def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> Mapping[IndexType, StoredIndex]:
+    if facts and all(len(fact) == 4 and fact[1] == facts[0][1] for fact in facts):
+        ranges = [(_KINDS_BY_NAME[kind], low, high) for kind, _, low, high in facts]
+        return StoredIndexes(ref(facts[0][1]), ranges)
+    return {
+        _KINDS_BY_NAME[kind]: StoredIndex(
+            ref(name), low, high, base64.b64decode(content[0]) if content else None
+        )
+        for kind, name, low, high, *content in facts
+    }

@@ -100,14 +100,17 @@ def parse_pattern(name: str, text: str) -> SubscribePattern:
 
 
 def parse_assign(name: str, text: str) -> Assign:
-    """Parses a JSON object with a list of partition numbers for each topic."""
+    """Parses a JSON object with a list of partition numbers for each topic. Drops topics with an
+    empty list, like Spark's Kafka source.
+    """
     example = '{"topicA":[0,1],"topicB":[2]}'
     partitions: dict[str, tuple[int, ...]] = {}
     for topic, numbers in parse_json_object(name, text, example=example).items():
         if not isinstance(numbers, list) or any(isinstance(number, str) for number in numbers):
             raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
         partitions[topic] = tuple(sorted({parse_partition_number(name, n) for n in numbers}))
-    if not any(partitions.values()):
+    partitions = {topic: numbers for topic, numbers in partitions.items() if numbers}
+    if not partitions:
         raise InvalidOptionError(f"option {name!r} must name at least one partition, not {text!r}")
     return Assign(partitions)
 

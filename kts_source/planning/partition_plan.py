@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from kts_source.layout.remote_segment import IndexType, SegmentObjects
+from kts_source.layout.remote_segment import IndexType, SegmentObjects, StoredIndexes
 from kts_source.read.task import ScanTask, SegmentSlice, SliceSurroundings
 from kts_source.store.joined_store import is_in_additional_store
 
@@ -36,8 +36,12 @@ def segment_name(segment: RemoteSegment | SegmentSlice) -> SegmentName:
 
 
 def slice_objects(segment: RemoteSegment) -> SegmentObjects:
-    """Returns a copy of a segment's objects that contains only those side files that tasks read."""
+    """Returns the objects of a segment for its slices. If side files have content, the result is a
+    copy with only those that tasks read.
+    """
     objects = segment.objects
+    if isinstance(objects.indexes, StoredIndexes):
+        return objects
     indexes = {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]}
     snapshot = objects.indexes.get(IndexType.PRODUCER_SNAPSHOT)
     if snapshot is not None:  # for the next slice
@@ -69,12 +73,13 @@ def segment_slice(
     """
     cut_start, cut_stop = cuts
     start, stop = offsets
+    segment_stop = segment.stop_offset
     return SegmentSlice(
         topic=segment.topic,
         partition=segment.partition,
         segment_id=segment.segment_id,
         segment_start=segment.start_offset,
-        segment_stop=segment.stop_offset,
+        segment_stop=stop if stop == segment_stop else segment_stop,  # one number saves memory
         objects=objects,
         cut_start=cut_start,
         cut_stop=cut_stop,

@@ -70,6 +70,7 @@ def spans(
     wanted = list(plan.wanted_ranges())
     following = [span.segment for span, _, _ in wanted[1:]]
     builder = SurroundingsBuilder()
+    lineage: tuple[EpochEntry, ...] = ()
     for (span, first, end), after in zip_longest(wanted, following):
         segment = span.segment
         start, stop = pruner.narrowed(segment, first, end, after)
@@ -94,7 +95,9 @@ def spans(
                 # batch has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
             aborted = decisions.aborted.overlapping(low, high, next_until=stop)
-            lineage = _owning_epochs(plan.surviving.lineage, segment.start_offset, low, high)
+            epochs = _owning_epochs(plan.surviving.lineage, segment.start_offset, low, high)
+            if epochs != lineage:  # most slices share one tuple, which saves memory
+                lineage = epochs
             yield segment_slice(segment, objects, cuts, (low, high), aborted, lineage, around)
 
 

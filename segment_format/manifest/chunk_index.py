@@ -311,15 +311,17 @@ class FixedChunkIndex(ChunkIndex):
 class VariableChunkIndex(ChunkIndex):
     """The chunk index of a compressed segment. Its chunks have different stored sizes.
 
-    It uses 12 bytes of memory per chunk, and at most 126 MB.
+    It uses 12 bytes of memory per chunk, and at most 126 MB, but only after a chunk was needed:
+    the constructor checks the sizes and keeps their sum. So a plan of a million segments holds no
+    sizes.
 
     Args:
         original_chunk_size: Bytes of the segment file in every chunk except the last.
         original_file_size: Size of the segment file in bytes.
         transformed_chunks: The manifest's text `transformedChunks` with the stored sizes.
         transformed_size: Sum of all stored sizes in bytes, if the text was decoded before. If
-            given, the text is decoded only when a chunk is needed. This saves time if a plan has
-            many segments and reads few of them.
+            given, the constructor does not decode the text, which saves time if a plan has many
+            segments and reads few of them.
 
     Raises:
         InvalidManifestError: The text is invalid, or does not contain one size for each chunk of
@@ -350,14 +352,11 @@ class VariableChunkIndex(ChunkIndex):
         self.transformed_chunks = transformed_chunks
         self._sizes: ChunkSizes | None = None
         if transformed_size is None:
-            self._total = self._decode()
-        else:
-            self._total = transformed_size
+            transformed_size = int(self._decode().sum(dtype=np.int64))
+        self._total = transformed_size
 
-    def _decode(self) -> int:
-        """Decodes the text `transformedChunks` and stores the sizes. Returns the sum of the
-        sizes.
-        """
+    def _decode(self) -> ChunkSizes:
+        """Decodes and checks the text `transformedChunks`."""
         sizes = decode_chunk_sizes(self.transformed_chunks)
         # For an empty file, the plugin writes one chunk with 0 bytes. It is ignored here.
         if len(sizes) != self.chunk_count and (self.chunk_count or len(sizes) > 1 or sizes.any()):
@@ -365,23 +364,23 @@ class VariableChunkIndex(ChunkIndex):
                 f"the manifest has {len(sizes)} transformed chunks where {self.original_file_size}"
                 f" bytes in chunks of {self.original_chunk_size} bytes make {self.chunk_count}"
             )
-        self._stops = sizes.cumsum(dtype=np.int64)
-        sizes.setflags(write=False)
-        self._stops.setflags(write=False)
-        self._sizes = sizes
-        return int(self._stops[-1]) if len(sizes) else 0
+        return sizes
 
     def _decoded(self) -> tuple[ChunkSizes, npt.NDArray[np.int64]]:
         """Returns two arrays with one entry per chunk: the stored size, and the end of the chunk in
         the stored object. Decodes the text if necessary.
         """
         if self._sizes is None:
-            total = self._decode()
+            sizes = self._decode()
+            stops = sizes.cumsum(dtype=np.int64)
+            total = int(stops[-1]) if len(sizes) else 0
             if total != self._total:
                 raise InvalidManifestError(
                     f"the chunks have {total} bytes, but {self._total} bytes are stated"
                 )
-        assert self._sizes is not None
+            sizes.setflags(write=False)
+            stops.setflags(write=False)
+            self._stops, self._sizes = stops, sizes
         return self._sizes, self._stops
 
     @property

@@ -3,7 +3,7 @@
 The payload is the records of a batch (magic 2) or the value of a wrapper message (magic 0 and 1).
 It is one compressed stream, without a length prefix and without its uncompressed size. Brokers
 store the bytes that the producer sent, so this module must accept everything that Kafka accepts.
-There are three exceptions, which are listed under "Codecs" in the package's README.
+The exceptions are listed under "Codecs" in the package's README.
 
 | codec | accepted |
 |---|---|

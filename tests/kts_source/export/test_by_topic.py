@@ -385,3 +385,30 @@ def test_topics_with_different_formats_share_a_table_if_their_types_are_equal(
     other = source | {"subscribe": "c", **own["c"]}
     with pytest.raises(SchemaChangedError, match=r"value\.id is int32 in the table and int64"):
         backfill(None, source=other, export_id="c", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("letters", "is_refused"),
+    [("{topic}.bad", True), ("bad/{topic}", False), ("orders.bad", True), ("{topic}_bad", False)],
+)
+def test_dead_letters_in_the_table_of_another_topic_are_refused(
+    letters: str, is_refused: bool, tmp_path: Path
+) -> None:
+    source = {"path": str(tmp_path), "subscribe": "orders,orders.bad"}
+    arguments: Any = {"dead_letters": tmp_path / letters}
+    target = tmp_path / "{topic}"
+    if is_refused:
+        with pytest.raises(InvalidOptionError, match=r"orders\.bad, so its readers"):
+            exports_of(source, target, {}, **arguments)
+    else:
+        assert len(exports_of(source, target, {}, **arguments)) == 2
+    delta = exports_of(source, target, {}, table_format="delta", **arguments)
+    assert len(delta) == 2
+
+
+def test_topic_without_assigned_partitions_is_ignored(tier: dict[str, str], tmp_path: Path) -> None:
+    del tier["subscribe"]
+    tier["assign"] = json.dumps({"clicks": [0], "orders": [], "texts.v1": []})
+    assert [table.rows for table in run(tier, tmp_path, topic_options={}).tables] == [12]
+    with pytest.raises(InvalidOptionError, match="topic_options names orders"):
+        run(tier, tmp_path, topic_options={"orders": AVRO})

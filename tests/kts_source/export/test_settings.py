@@ -7,8 +7,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import random
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from kts_source import backfill
@@ -119,3 +124,33 @@ def test_export_job_contains_no_catalog_credentials() -> None:
     job = ExportJob(options, target, "run", settings)
     assert b"hidden-word" not in pickle.dumps(job)
     assert job.settings.table_format == "iceberg"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_folder_of_dead_letters_is_refused_if_readers_of_the_table_see_it(
+    seed: int, tmp_path: Path
+) -> None:
+    chooser = random.Random(seed)
+    parts = ["a", "b=1", "_bad", ".bad", "..", "a/..", "//", "table", "./"]
+    target = str(tmp_path / "table")
+    letters = "/".join([target, *chooser.choices(parts, k=chooser.randint(0, 3))])
+    for folder in (target, letters):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"offset": [1]}), f"{letters}/rejected.parquet")
+    is_seen = any(file.endswith("rejected.parquet") for file in ds.dataset(target).files)
+    if chooser.random() < 0.3:
+        target = Path(target).as_uri()
+    if is_seen:
+        with pytest.raises(InvalidOptionError, match="rejected rows as rows of the table"):
+            export_settings(target, dead_letters=letters)
+    else:
+        export_settings(target, dead_letters=letters)
+    export_settings(target, table_format="delta", dead_letters=letters)
+
+
+def test_folder_of_dead_letters_in_a_bucket_is_compared_with_the_table() -> None:
+    for letters in ("s3://lake/orders", "s3a://lake/orders/bad", "s3://lake//orders/"):
+        with pytest.raises(InvalidOptionError, match="Choose another folder"):
+            export_settings("s3://lake/orders/", dead_letters=letters)
+    for letters in ("s3://lake/orders-bad", "s3://lake/orders/_bad", "s3://lake", "lake/orders"):
+        export_settings("s3://lake/orders", dead_letters=letters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -144,3 +145,31 @@ def test_values_are_checked_per_topic_over_all_tasks() -> None:
     assert "none of 20 values has a field" in str(caught.value)
     assert f"have {', '.join(names[:10])}, …. Correct" in str(caught.value)
     assert str(caught.value).endswith("[topic b]")
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_dry_run_claims_nothing_about_values_that_it_did_not_read(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chooser = random.Random(seed)
+    reads_all = chooser.random() < 0.5
+    monkeypatch.setattr("kts_source.export.dry_run._SAMPLE_ROWS", 10_000 if reads_all else 1)
+    values: list[Any] = [{"ping": n} for n in range(chooser.randint(40, 80))]
+    has_order = not reads_all and chooser.random() < 0.6
+    if has_order:
+        values[-1] = {"order": 1}
+    options = topic(tmp_path / "tier", values, "order bigint")
+    if not reads_all:
+        options["maxSegmentsPerTask"] = "1"
+    lake = Lake(tmp_path, "parquet")
+    with pytest.raises(InvalidOptionError) as caught:
+        lake.export(options, dry_run=True)
+    read = f"{len(values)} values" if reads_all else f"{len(values) // 2} sampled values"
+    assert f"none of {read} has a field" in str(caught.value)
+    advice = "run without the dry run if only other records have such fields"
+    assert (advice in str(caught.value)) is not reads_all
+    if has_order:  # Do what the error advises.
+        assert lake.export(options).rows == len(values)
+    else:
+        with pytest.raises(InvalidOptionError, match=f"none of {len(values)} values has a field"):
+            lake.export(options)

@@ -163,3 +163,24 @@ def test_command_prints_values_in_the_format_of_each_topic(
         2,
         2,
     ]
+
+
+def test_type_of_json_is_inferred_although_offsets_are_missing(tmp_path: Path) -> None:
+    tier = write(tmp_path, [[b'{"id": %d}' % n for n in range(30)]], "clicks")
+    for file in tmp_path.glob("clicks-*/0/*00010-*"):
+        file.unlink()
+    search = find(tier, topic_options={"clicks": {"value.format": "json"}}, keys=["k2", "k11"])
+    assert rows(search) == [("clicks", {"id": 2})]
+    (partition,) = search.certificate.partitions
+    assert [(part.start, part.stop) for part in partition.unread] == [(10, 20)]
+
+
+def test_names_of_topic_options_are_not_case_sensitive(
+    tier: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["find", tier["path"], "clicks", "-o", "cache=false"]
+    own = ["--topic-option", "clicks:WHERE=offset = 2", "--topic-option", "clicks:COLUMNS=value"]
+    assert main([*command, *own]) == 0
+    assert json.loads(capsys.readouterr().out) == {"value": '{"id": 2}'}
+    assert main([*command, *own, "--offsets"]) == 2
+    assert "--offsets and --columns both select columns" in capsys.readouterr().err

@@ -75,6 +75,8 @@ def test_python_values_of_options_are_parsed() -> None:
     )
     assert options.path == "/tier"
     assert options.selection == Assign({"orders": (0, 1)})
+    empty = parse_options({"path": "/tier", "assign": {"orders": [1], "clicks": []}})
+    assert empty.selection == Assign({"orders": (1,)})
     assert options.starting == OffsetsBound({"orders": {0: 5, 1: -2}})
     assert options.ending == TimestampBound(1772013600000)
     assert options.columns == ("offset", "value")

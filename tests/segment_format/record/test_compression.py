@@ -372,3 +372,35 @@ def test_truncated_payload_never_returns_all_content(name: str) -> None:
         kept = payload[:size]
         outcome = value_or_error(lambda kept=kept: bytes(decompress(codec, kept)))  # type: ignore[misc]
         assert isinstance(outcome, SegmentFormatError) or len(outcome) < len(data), size
+
+
+def zstd_frame(
+    content: bytes, *, window: int = 0x58, content_size: int | None = None, checksum: bytes = b""
+) -> bytes:
+    """Returns a zstd frame with one raw block. A content size is stored in 8 bytes."""
+    size = b"" if content_size is None else content_size.to_bytes(8, "little")
+    flags = (0xC0 if size else 0) | (4 if checksum else 0)
+    block = (len(content) << 3 | 1).to_bytes(3, "little") + content
+    return b"\x28\xb5\x2f\xfd" + bytes((flags, window)) + size + block + checksum
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_zstd_frames_that_kafka_ignores_are_refused(seed: int) -> None:
+    """The README lists them, because Kafka's consumer returns the records of the first frame."""
+    chooser = random.Random(seed)
+    content = chooser.randbytes(chooser.randint(1, 400))
+    first = chooser.choice((zstd_frame, zstandard.compress))(content)
+    assert bytes(decompress(4, first)) == content
+    skippable = b"\x50\x2a\x4d\x18\x08\0\0\0padding."
+    second = chooser.choice((zstd_frame(b"more"), zstandard.compress(b"more"), skippable))
+    cut = chooser.randint(1, len(second) - 1)
+    wrong_size = chooser.choice((len(content) + 1, (1 << 64) - 1, len(content) - 1))
+    for payload in (
+        first + second[:cut],
+        zstd_frame(content, content_size=wrong_size),
+        zstd_frame(content, content_size=len(content), window=0xF8),
+    ):
+        with pytest.raises(DecompressionError, match="zstd"):
+            decompress(4, payload)
+    assert bytes(decompress(4, first + skippable)) == content
+    assert bytes(decompress(4, zstd_frame(content, content_size=len(content)))) == content

@@ -187,7 +187,7 @@ def test_clean_of_another_export_keeps_committed_dead_letters(
     """
     arguments = exports.arguments
     lake = exports.lake
-    if cleaned == "no dead letters":
+    if cleaned == "no dead letters" and lake.table_format != "parquet":  # Parquet refuses it
         target = lake.table().write_target("0" * 32)
         arguments["dead_letters"] = target.path
         exports.letters = Path(target.path.removeprefix("file://"))

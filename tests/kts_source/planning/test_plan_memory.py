@@ -1,0 +1,43 @@
+"""Bounds the memory that a plan takes for each segment."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING
+
+from benchmarks.simulated import TOPIC, SimulatedTier
+from kts_source.cache.caches import Caches, CacheSettings
+from kts_source.cache.disk_cache import CacheLimits
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PARTITIONS, SEGMENTS = 2, 200
+MAX_BYTES = 3000
+"""A plan of a million segments then fits into 3 GiB."""
+
+
+def bytes_per_segment(caches: Caches) -> float:
+    """Plans a scan and returns the bytes that its plan keeps for each segment."""
+    options = parse_options({"path": "/", "subscribe": TOPIC})
+    tier = Tier(SimulatedTier(PARTITIONS, SEGMENTS, latency_seconds=0), caches)
+    tracemalloc.start()
+    try:
+        plan = plan_scan(options, tier)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    segments = sum(len(partition.surviving.ranges) for partition in plan.partitions)
+    assert segments == PARTITIONS * SEGMENTS
+    return kept / segments
+
+
+def test_plan_keeps_at_most_3000_bytes_for_each_segment(tmp_path: Path) -> None:
+    caches = Caches(CacheSettings(index=CacheLimits(1 << 30, 900), folder=str(tmp_path)))
+    options = parse_options({"path": "/", "subscribe": TOPIC})
+    plan_scan(options, Tier(SimulatedTier(1, 2, latency_seconds=0)))  # imports modules
+    cold, warm = bytes_per_segment(caches), bytes_per_segment(caches)
+    assert max(cold, warm) < MAX_BYTES
