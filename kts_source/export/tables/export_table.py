@@ -266,6 +266,7 @@ class ExportTable(ABC):
             with _locked(local_root(root) / MARKS / run_id):
                 yield
             return
+        self._key_prefix(run_id)  # checks the store, so that its errors name the problem
         with (
             closing(open_target(root, self._settings.storage)) as target,
             _renewed(target, f"{MARKS}{run_id}"),
@@ -670,6 +671,8 @@ _OUTAGE_CLASSES: Final = frozenset(
         "ConnectTimeoutError",
         "ReadTimeoutError",
         "ClientConnectionError",  # aiohttp
+        "ServiceRequestError",  # Azure
+        "ServiceResponseError",
         "ServerError",  # PyIceberg
         "ServiceUnavailableError",
         "CommitStateUnknownException",

@@ -14,6 +14,8 @@ import pyarrow.fs as pafs
 import pytest
 import requests
 import sqlalchemy
+from azure.core.exceptions import ServiceRequestError
+from azure.storage.blob import BlobServiceClient
 
 from kts_source.export.tables.export_table import is_outage
 from tests.kts_source.export.exporting import Lake
@@ -96,6 +98,13 @@ def test_locked_sqlite_catalog_counts_as_outage(tmp_path: Path) -> None:
         with pytest.raises(sqlalchemy.exc.OperationalError) as caught, engine.connect() as mine:
             mine.execute(sqlalchemy.text("CREATE TABLE t (id INTEGER)"))
         engine.dispose()
+    assert is_outage(caught.value)
+
+
+def test_unavailable_azure_store_counts_as_outage() -> None:
+    client = BlobServiceClient(NOBODY, retry_total=0)
+    with pytest.raises(ServiceRequestError) as caught:
+        client.get_container_client("b").get_container_properties()
     assert is_outage(caught.value)
 
 
