@@ -307,7 +307,7 @@ def write_shop(folder: Path) -> dict[str, str]:
 def show_tier(options: Mapping[str, str]) -> None:
     """Prints the segments of the tier."""
     described = describe({name: options[name] for name in ("path", "keyPrefix", "subscribe")})
-    print(f"1. What the tier at {options['path']} contains\n")
+    print(f"1. The topic {options['subscribe']} in the tier at {options['path']}\n")
     names = ("topic", "partition", "log_start", "tier_end", "segments")
     rows = described.to_arrow().to_pylist()
     print_table(

@@ -197,6 +197,10 @@ def parse_offsets(name: str, text: str) -> Bound:
         return value
 
     example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    if not text.lstrip().startswith("{"):
+        raise InvalidOptionError(
+            f"option {name!r} must be earliest, latest or JSON like {example}, not {text!r}"
+        )
     offsets = partition_values(name, text, example, parse)
     for topic, partitions in offsets.items():
         for partition, offset in partitions.items():

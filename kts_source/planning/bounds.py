@@ -132,7 +132,7 @@ class Place:
 
 def _without_advice(text: str) -> str:
     text = re.sub(r"[,;](?: or)? set failOnDataLoss=false to .*", "", text)
-    return text.replace("failOnDataLoss=false ", "failOnDataLoss=false is set and ")
+    return text.replace("failOnDataLoss=false ", "this run ")
 
 
 def requested_bounds(

@@ -152,9 +152,11 @@ def columns_of(
             raise InvalidOptionError(f"the schema has column {name!r} more than once: remove one")
         expected = types_of[name]
         if field.dataType != expected:
+            is_text = (expected, field.dataType) == (types.BinaryType(), types.StringType())
+            hint = f", or set {name}.format=utf8" if is_text else ""
             raise InvalidOptionError(
                 f"column {name!r} has type {expected.simpleString()}, but the schema has type"
-                f" {field.dataType.simpleString()}: use the type of the column"
+                f" {field.dataType.simpleString()}: use the type of the column{hint}"
             )
         if not field.nullable:
             raise InvalidOptionError(

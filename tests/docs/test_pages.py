@@ -217,6 +217,17 @@ def test_link_anchors_match_headings(page: Path) -> None:
         assert anchor in slugs, f"{page.name}: {target}#{anchor}"
 
 
+def test_pages_name_no_wheel_without_compiled_kernels() -> None:
+    assert not [page for page in PAGES if "py3-none-any" in page.read_text()]
+
+
+def test_options_page_shows_the_error_of_an_unknown_option() -> None:
+    match = re.search(r"^InvalidOptionError: (.*)$", _page("options.md"), re.MULTILINE)
+    assert match is not None
+    with pytest.raises(TieredKafkaError, match=f"^{re.escape(match[1])}$"):
+        kts_source.scan("tier", subscribe="orders", startingOffset="earliest")
+
+
 def test_getting_started_lists_exactly_the_extras_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (table,) = re.findall(r"^\| Extra \|.*?\n\n", _page("getting-started.md"), re.M | re.S)

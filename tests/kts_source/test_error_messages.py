@@ -587,9 +587,9 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_value_of_wrong_type: (
         "InvalidValueError: the value does not match option 'value.format' (json): n:"
-        " expected a boolean for bool, not a number (byte 6). Set value.mode=PERMISSIVE to"
-        " get null instead, or value.mode=DROPMALFORMED to skip such rows [topic orders,"
-        " partition 0, offset 0]"
+        " expected a boolean for bool, not a number (byte 6). If all rows fail, correct"
+        " option 'value.schema'. Otherwise set value.mode=PERMISSIVE to get null, or"
+        " DROPMALFORMED to skip such rows [topic orders, partition 0, offset 0]"
     ),
     read_values_with_missing_schema_folder: (
         "RegistryError: the folder of schemas /missing/schemas does not exist on this"

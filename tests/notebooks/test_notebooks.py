@@ -122,6 +122,17 @@ def test_notebook_code_sets_paths_only_in_its_first_cell(name: str) -> None:
     assert not re.search(r"\b(subprocess|tempfile|signal|environ)\b", "\n".join(code))
 
 
+@pytest.mark.parametrize("name", CHECKS)
+def test_notebook_names_the_extras_that_its_code_needs(name: str) -> None:
+    cells = read(name).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    needed = {"plot": "matplotlib", "pandas": r"to_?pandas\(|toPandas\(", "delta": "deltalake"}
+    extras = {extra for extra, use in needed.items() if re.search(use, code)}
+    named = re.search(r"with the extras `([\w,]+)`", cells[1].source)
+    assert named is not None
+    assert extras <= set(named[1].split(","))
+
+
 @pytest.mark.parametrize(("name", "check"), CHECKS.items())
 def test_stored_outputs_agree_with_the_shop(
     name: str, check: Callable[[str, pd.DataFrame], None], orders: pd.DataFrame

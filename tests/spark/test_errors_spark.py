@@ -54,6 +54,11 @@ def test_invalid_options_raise_at_load(
             "'offset' has type bigint, but the schema has type int",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "value string",
+            "has type string: use the type of the column, or set value.format=utf8",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("offset bigint, nosuch binary", "nosuch", marks=pytest.mark.slow),
         pytest.param("value binary not null", "NOT NULL", marks=pytest.mark.slow),
     ],

@@ -680,6 +680,7 @@ _OUTAGE_TEXTS: Final = re.compile(
     r"|\b50[0234] (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Timeout)"
     r"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE"
     r"|REQUEST_TIMEOUT)"  # Arrow
+    r"|\(sqlite3\.OperationalError\) database is locked"  # SQLAlchemy
 )
 
 
@@ -747,18 +748,14 @@ def _is_locked(mark: Path) -> bool:
 def _renewed(target: TargetStore, key: str) -> Iterator[None]:
     ended = threading.Event()
 
-    def write() -> None:
-        with target.open_output(key) as file:
-            file.write(b"1")
-
     def renew() -> None:
         while not ended.wait(_RENEW_SECONDS):
             try:
-                write()
+                target.put(key, b"1")
             except Exception as error:  # noqa: BLE001  # a commit checks its files anyway
                 log.warning("the mark %s of this run cannot be renewed: %s", key, error)
 
-    write()
+    target.put(key, b"1")
     thread = threading.Thread(target=renew, name="kts-run-mark", daemon=True)
     thread.start()
     try:

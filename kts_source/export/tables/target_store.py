@@ -76,6 +76,11 @@ class TargetStore(ObjectStore, Protocol):
         """
         ...
 
+    def put(self, key: str, data: bytes) -> None:
+        """Writes a small object. Replaces an existing one."""
+        with self.open_output(key) as file:
+            file.write(data)
+
     def publish(self, source: str, destination: str, size: int) -> None:
         """Moves an object to its final key. Does nothing if it was already moved.
 
@@ -322,6 +327,10 @@ class S3Target(S3Store, TargetStore):
             # that the first attempt created.
             return self.read(key) == data
         return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """See `TargetStore.put`."""
+        self._send("put_object", key, Body=data)
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401
         """See `TargetStore.open_output`. The file is a multipart upload, which is completed when

@@ -55,7 +55,7 @@ _REASONS: Final = {
     c.BAD_DATE: "a date must be YYYY-MM-DD",
     c.BAD_TIME: "a timestamp must be YYYY-MM-DDThh:mm:ss, with up to 9 digits of a second",
     c.OUT_OF_RANGE: "the number is too large for {kind}",
-    c.NOT_EXACT: "the number has more digits than {kind} can represent",
+    c.NOT_EXACT: "the number has a fraction or more digits than {kind} can represent",
 }
 _FOUND: Final = {
     '"': "a string",

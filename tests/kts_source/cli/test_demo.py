@@ -65,7 +65,7 @@ def test_demo_shows_the_orders_of_the_sample_tier(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     tier = f"{tmp_path}/tiered-kafka-sample"
-    assert f"1. What the tier at {tier} contains" in lines
+    assert f"1. The topic orders in the tier at {tier}" in lines
     rows = [line.split() for line in lines]
     partitions = [row for row in rows if row[:1] == ["orders"]]
     assert [(row[1], row[2], row[4]) for row in partitions] == [

@@ -43,7 +43,7 @@ NESTED = pa.struct(
         (b'{"id":true}', "id", "expected a number for int64, not a boolean (byte 6)"),
         (b'{"user":[]}', "user", "expected an object, not an array (byte 8)"),
         (b'{"user":{"age":1.5}}', "user.age",
-         "the number has more digits than int32 can represent (byte 15)"),
+         "the number has a fraction or more digits than int32 can represent (byte 15)"),
         (b'{"user":{"age":3e9}}', "user.age", "the number is too large for int32 (byte 15)"),
         (b'{"user":{"name":"\\x"}}', "user.name",
          "a string has an invalid escape (byte 16)"),
