@@ -1,9 +1,8 @@
 """`python -m benchmarks [PART...] [--quick] [--json FILE]`: runs all parts, or the named ones.
 
-A quick run skips loopback_s3, typed_peers, hybrid, fetch, plan, audit, picture and export unless
-they are named. A full run writes build/bench/results.json and results.png; `--results` also updates
-benchmarks/RESULTS.md and its figure. `--from-json benchmarks/RESULTS.json NEW.json` updates the
-parts that a later run measured.
+A quick run skips the parts in `LONG_PARTS` unless they are named. A full run writes
+build/bench/results.json and results.png; `--results` also updates benchmarks/RESULTS.md and its
+figure. `--from-json benchmarks/RESULTS.json NEW.json` updates the parts that a later run measured.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ PARTS: Final = (
     "where",
     "scan",
     "loopback_s3",
+    "tls_s3",
     "fixed",
     "decode",
     "typed",
@@ -45,12 +45,14 @@ PARTS: Final = (
     "plan",
     "audit",
     "picture",
+    "restore",
     "export",
 )
 # Parts that a quick run skips unless they are named.
 LONG_PARTS: Final = frozenset(
     {
         "loopback_s3",
+        "tls_s3",
         "typed_peers",
         "hybrid",
         "fetch",
@@ -58,6 +60,7 @@ LONG_PARTS: Final = frozenset(
         "plan",
         "audit",
         "picture",
+        "restore",
         "export",
     }
 )

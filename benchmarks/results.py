@@ -22,6 +22,7 @@ TITLES: Final = {
     "where": "`where`, and fewer columns",
     "scan": "Scans of many kinds of topics",
     "loopback_s3": "Scans from S3",
+    "tls_s3": "Scans from S3 over TLS",
     "fixed": "Fixed costs, cold start, cores",
     "decode": "Log bytes to Arrow, one core",
     "typed": "Values to Arrow, one core",
@@ -38,6 +39,7 @@ TITLES: Final = {
     "plan": "Planning 100,000 segments",
     "audit": "Audits, one core",
     "picture": "A report of 100,000 segments",
+    "restore": "Restores: plan, write, and events for zero copy",
     "export": "Export, against the Parquet writer alone",
 }
 

@@ -306,7 +306,17 @@ class ExportError(TieredKafkaError):
 
 
 class RangeGapError(ExportError):
-    """Offsets between the committed offsets and the next commit are missing."""
+    """Offsets between the committed offsets and the next commit are missing.
+
+    Attributes:
+        is_deleted: True if the tier no longer has these offsets, False if they were not requested.
+    """
+
+    def __init__(
+        self, message: str, *, is_deleted: bool = False, **location: Unpack[ErrorLocation]
+    ) -> None:
+        super().__init__(message, **location)
+        self.is_deleted = is_deleted
 
 
 class RangeOverlapError(ExportError):

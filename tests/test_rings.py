@@ -138,22 +138,17 @@ def imports_of(path: Path) -> Iterator[Import]:
                     if child.level == 0 and is_module(f"{target}.{alias.name}"):
                         full = f"{target}.{alias.name}"
                     yield Import(name, full, child.lineno, at_import_time, for_types_only)
-            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield from walk(child, False, for_types_only)
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 for statement in child.body:
                     yield from walk(ast.Module([statement], []), at_import_time, True)
                 for statement in child.orelse:
                     yield from walk(ast.Module([statement], []), at_import_time, for_types_only)
-            else:
+            elif not isinstance(child, ast.expr):
                 yield from walk(child, at_import_time, for_types_only)
 
-    yield from walk(parsed(path), True, False)
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
+    yield from walk(ast.parse(path.read_text(), str(path)), True, False)
 
 
 @functools.cache
@@ -235,7 +230,7 @@ def test_segment_format_opens_no_files() -> None:
         f"{module_name(path)}:{node.lineno} calls {ast.unparse(node.func)}"
         for path in MODULES
         if within(module_name(path), "segment_format")
-        for node in ast.walk(parsed(path))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func)
         in {

@@ -18,6 +18,7 @@ from kts_source.errors import (
     InvalidValueError,
     MissingExtraError,
     OffsetOutOfRangeError,
+    RangeGapError,
     RejectedRowsError,
     TieredKafkaError,
     TopicsFailedError,
@@ -201,4 +202,5 @@ def _exit_code(error: Exception) -> int:
         return 2
     if isinstance(error, RejectedRowsError | InvalidValueError):
         return 4
-    return 3 if isinstance(error, DataLossError) else 1
+    is_gap = isinstance(error, RangeGapError) and error.is_deleted
+    return 3 if is_gap or isinstance(error, DataLossError) else 1

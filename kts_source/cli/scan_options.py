@@ -22,6 +22,7 @@ import os
 import re
 import stat
 import tomllib
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,13 +40,15 @@ from kts_source.cli.flags import (
     variable_of,
     with_flags,
 )
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.options import parse_any_options
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PROFILE: Final = "default"
 _PROFILE_VARIABLE: Final = "KTS_PROFILE"
@@ -273,7 +276,8 @@ def scan_options(
                 options["subscribePattern"] = ".*"
             if "topic" in arguments and "target" not in arguments:
                 require_topic(options)
-            command(options, **values)
+            with _failure_logged(verbose=verbose):
+                command(options, **values)
 
         decorated: Callable[..., None] = run
         for decorator in _COMMON:
@@ -402,6 +406,19 @@ class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message of a record as printable text."""
         return printable(with_flags(super().format(record)))
+
+
+@contextmanager
+def _failure_logged(*, verbose: bool) -> Iterator[None]:
+    """Logs the class of an error if `verbose` is set, because the text that the command prints at
+    its end has no time.
+    """
+    try:
+        yield
+    except TieredKafkaError as error:
+        if verbose:
+            log.error("the command failed: %s", type(error).__name__)
+        raise
 
 
 def _log_to_stderr(*, verbose: bool) -> None:

@@ -223,12 +223,11 @@ class Continuation:
             return stop
         if first < log_start:
             end = min(log_start, stop)
-            self._skip(
-                location, first, end, _GONE, _gap_error(location, first, end, f"are {_GONE}", holds)
-            )
+            gap = _gap_error(location, first, end, holds, is_deleted=True)
+            self._skip(location, first, end, _GONE, gap)
             first = end
         if start > first:
-            raise _gap_error(location, first, start, "were not requested", holds)
+            raise _gap_error(location, first, start, holds, is_deleted=False)
         return first
 
     def _skip(
@@ -243,10 +242,17 @@ class Continuation:
             self.skipped.append(gap)
 
 
-def _gap_error(location: Place, start: int, stop: int, reason: str, holds: str) -> RangeGapError:
+def _gap_error(
+    location: Place, start: int, stop: int, holds: str, *, is_deleted: bool
+) -> RangeGapError:
+    reason, advice = "were not requested", "Request them, or export into another table"
+    if is_deleted:
+        reason = f"are {_GONE}"
+        advice = "Restore their segments and run again, or set failOnDataLoss=false to skip them"
     return RangeGapError(
         f"offsets [{start}, {stop}) of {location} {reason}, and {holds}: the table would lack them."
-        " Export into another table, or request them",
+        f" {advice}",
+        is_deleted=is_deleted,
         topic=location.topic,
         partition=location.partition,
         offset=start,

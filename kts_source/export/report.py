@@ -46,6 +46,7 @@ _HELP: Final = {
     "new_fields": "Fields that the last run did not write, because the schema lacks them.",
     "added_fields": "Fields that the last run added to the schema.",
     "commits": "Commits of the last run.",
+    "created": "1 if the last run created the table.",
     "seconds": "Duration of the last run.",
 }
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -206,6 +207,7 @@ class BackfillReport(Displayed):
             "new_fields": len(self.new_fields),
             "added_fields": len(self.added_fields),
             "commits": self.commits,
+            "created": int(self.created),
             "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
         }
         if self.newest_ms is not None:

@@ -9,6 +9,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from kts_source.errors import InvalidOptionError
+from kts_source.export.catalog_options import storage_of_catalog
 from kts_source.export.partitioning import (
     AS_IS,
     CHECKED,
@@ -21,8 +22,13 @@ from kts_source.options.parsing import option_texts
 from kts_source.options.times import parse_duration_ms
 from kts_source.secret import Secret
 from kts_source.store.local_store import local_root
-from kts_source.store.open_store import expand_home, refuse_credentials, scheme_of
-from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
+from kts_source.store.open_store import (
+    expand_home,
+    refuse_credentials,
+    scheme_of,
+    storage_of_other_path,
+)
+from kts_source.store.storage_options import storage_options_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -129,7 +135,7 @@ class ExportSettings:
     that are missing here.
 
     Attributes:
-        target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
+        target: A folder, a URL such as `s3://bucket/prefix`, or the name of an Iceberg table.
         compaction: Keeps only the latest record of every key; `None` keeps all records.
         following: Pace of an export that follows new records in rounds; `None` for a single run.
         max_rejected: Maximum share of rejected records in a commit, from 0 to 1.
@@ -178,7 +184,8 @@ def export_settings(
     """Checks the arguments of an export.
 
     Args:
-        target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
+        target: Folder, URL such as `s3://bucket/prefix`, or an Iceberg table's name
+            (`namespace.table`).
         source: Options of the source. Their credentials are also the default for the target.
         arguments: See `backfill`.
 
@@ -202,19 +209,18 @@ def export_settings(
         rounds["interval_seconds"] = parse_duration_ms("interval", values.pop("interval")) / 1000
     following = Following(**rounds) if values.pop("follow", False) else None
     catalog = values.pop("catalog", None)
-    properties = {name: str(value) for name, value in (catalog or {}).items()}
-    options = values.pop("target_options", None)
-    if options is None:
-        catalog_options = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
-        options = catalog_options or source or {}
+    target_options = values.pop("target_options", None)
     is_path = values.get("table_format") != ICEBERG
+    location = _path("the target", target) if is_path else os.fspath(target)
+    properties = {name: str(value) for name, value in (catalog or {}).items()}
+    storage = _storage(location, target_options, properties, source or {})
     _parse_values(values)
     settings = ExportSettings(
-        _path("the target", target) if is_path else os.fspath(target),
+        location,
         compaction=compaction if values.pop("compact", False) else None,
         following=following,
         **values,
-        storage=storage_options_from(option_texts(options)),
+        storage=storage,
         catalog=Secret(properties),
     )
     for name, value, allowed in (
@@ -229,6 +235,26 @@ def export_settings(
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     _check(settings, has_catalog=catalog is not None)
     return settings
+
+
+def _storage(
+    target: str,
+    target_options: Options | None,
+    catalog: Mapping[str, str],
+    source: Options,
+) -> Secret[Mapping[str, str]]:
+    """Returns the storage options of the target: those in `target_options`, else those in the
+    catalog's properties, else those of the source that also apply to the target.
+    """
+    if target_options is None:
+        target_options = storage_of_catalog(catalog) or None
+    if target_options is not None:
+        return storage_options_from(option_texts(target_options))
+    storage = storage_options_from(option_texts(source))
+    path = next((text for name, text in source.items() if name.lower() == "path"), None)
+    if catalog or path is None or scheme_of(target) == "file":
+        return storage
+    return storage_of_other_path(str(path), target, storage)
 
 
 def location_of(path: str) -> PurePath:

@@ -7,6 +7,7 @@ Without this check, such a run would succeed, and no later run could repair the 
 from __future__ import annotations
 
 import difflib
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kts_source.options.value_formats import ColumnFormat
+
+log = logging.getLogger(__name__)
 
 _MIN_VALUES: Final = 20
 _MAX_NAMES: Final = 100
@@ -51,7 +54,7 @@ def check_fields(
     fields: Iterable[TopicFields], formats: Sequence[ColumnFormat], *, is_sample: bool = False
 ) -> None:
     """Raises `InvalidOptionError` if a topic has at least 20 keys or values, and none of them has a
-    field of the schema.
+    field of the schema. Logs a warning if only some fields seem to be misspelled.
 
     `is_sample` is True if the topics may have further keys or values that are not in `fields`. Then
     the message does not claim that none of them has a field.
@@ -66,21 +69,37 @@ def check_fields(
         sums[key] = sums[key] + each if key in sums else each
     schemas = {form.column: form.schema for form in formats}
     for (column, topic), total in sums.items():
-        if total.has_known or total.values < _MIN_VALUES or not total.names:
+        if total.values < _MIN_VALUES or not total.names:
             continue
-        by_lower = {name.lower(): name for name in total.names}
-        near = {
-            field.name: by_lower[close[0]]
-            for field in parse_ddl(schemas[column])
-            if (close := difflib.get_close_matches(field.name.lower(), by_lower, n=1))
-        }
+        near = _near_names([each.name for each in parse_ddl(schemas[column])], total.names)
         hints = [f"{name!r} instead of {wrong!r}" for wrong, name in near.items()][:_SHOWN_NAMES]
-        hint = f"; did you mean {', '.join(hints)}?" if hints else ""
+        hint = f"did you mean {', '.join(hints)}?"
+        if total.has_known:
+            if hints:
+                log.warning(
+                    "topic %s: fields of option '%s.schema' are in none of the sampled %ss, so they"
+                    " are null in the table; %s",
+                    *(topic, column, column, hint),
+                )
+            continue
         more = ["…"] if len(total.names) > _SHOWN_NAMES else []
         shown = ", ".join([*total.names[:_SHOWN_NAMES], *more])
         raise InvalidOptionError(
             f"none of {total.values:,} {kind}{column}s has a field of option '{column}.schema', so"
             f" all decoded fields would be null. The {column}s have {shown}. Correct"
-            f" '{column}.schema' so that it has at least one of these fields{other}{hint}",
+            f" '{column}.schema' so that it has at least one of these fields{other}"
+            f"{f'; {hint}' if hints else ''}",
             topic=topic,
         )
+
+
+def _near_names(fields: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Returns the fields of a schema that values do not have, and for each the most similar name
+    that is only in the values. Fields without a similar name are skipped.
+    """
+    unknown = {name.lower(): name for name in names if name not in fields}
+    return {
+        field: unknown[close[0]]
+        for field in fields
+        if field not in names and (close := difflib.get_close_matches(field.lower(), unknown, n=1))
+    }

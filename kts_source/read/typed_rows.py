@@ -19,7 +19,13 @@ import pyarrow.compute as pc
 
 from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import ErrorLocation, InvalidValueError, TieredKafkaError
-from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE, only_fields
+from kts_source.options.value_formats import (
+    DROP_MALFORMED,
+    FAILFAST,
+    PERMISSIVE,
+    UTF8,
+    only_fields,
+)
 from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of, fields_of
 from kts_source.read.value_decoders import framed, needed_columns, value_decoder
@@ -325,9 +331,10 @@ def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidV
         f"the {form.column} does not match option '{form.column}.format' ({form.format}):"
         f" {_text(bad)}"
     )
+    cause = "format" if form.format == UTF8 else "schema"
     return InvalidValueError(
-        f"{fault}. Set {form.column}.mode=PERMISSIVE to get null instead, or"
-        f" {form.column}.mode=DROPMALFORMED to skip such rows",
+        f"{fault}. If all rows fail, correct option '{form.column}.{cause}'. Otherwise set"
+        f" {form.column}.mode=PERMISSIVE to get null, or DROPMALFORMED to skip such rows",
         fault=fault,
         **_location(batch, bad.row),
     )

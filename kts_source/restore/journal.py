@@ -4,7 +4,7 @@ The journal is the file `<plan>.journal`, a line of JSON per step:
 
     {"step": "begin", "plan": id, "logDir": folder}
     {"step": "staged", "partition": "orders-0", "end": 4711, "maxProducerId": 9,
-     "files": {name: size}}
+     "hasTransactions": true, "files": {name: size}}
     {"step": "placed", "partition": "orders-0"}
     {"step": "written"}                           the checkpoints are updated
     {"step": "checked", "digests": {…}}           the disk has the rows of the tier

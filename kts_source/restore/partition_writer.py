@@ -44,6 +44,7 @@ from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
+    from concurrent.futures import Future
     from typing import BinaryIO
 
     from kts_source.planning.lineage import SegmentRange
@@ -56,6 +57,8 @@ TEMPORARY: Final = ".kts-restore"
 """Suffix of files that are not complete."""
 EPOCHS: Final = "leader-epoch-checkpoint"
 _COPY_BYTES: Final = 8 << 20
+_SCAN_BYTES: Final = 1 << 20  # fits into the caches of a core
+_SYNC_THREADS: Final = 4
 _MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 _READ_AHEAD: Final = ReadAhead(4, 64 << 20, slow_start=False)
 
@@ -72,6 +75,7 @@ class PartitionWriter:
         files: Size of each written file, by its final name.
         end: One past the last offset of the written log.
         max_producer_id: Highest producer id in the written log; −1 if it has none.
+        has_transactions: True if the written log has a batch of a transaction, or a marker.
     """
 
     def __init__(
@@ -83,10 +87,14 @@ class PartitionWriter:
         self._undecided = undecided
         self._open: dict[int, int] = {}
         self._epochs: dict[int, int] = {}  # producer epochs
+        self._window = memoryview(bytearray(_SCAN_BYTES))
+        self._syncs: list[Future[None]] = []
+        self._sync_threads: ThreadPoolExecutor
         self._data_end = restore.local_start  # one past the last restored offset
         self.files: dict[str, int] = {}
         self.end = restore.local_start
         self.max_producer_id = -1
+        self.has_transactions = False
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
 
@@ -102,6 +110,12 @@ class PartitionWriter:
             for span in self._plan.surviving.ranges
             if self._restore.local_start < span.stop and span.start < self._restore.stop
         ]
+        with ThreadPoolExecutor(_SYNC_THREADS, "kts-sync") as self._sync_threads:
+            self._write_segments(source, ranges)
+            self._write_state()
+            self._wait_for_syncs()
+
+    def _write_segments(self, source: SegmentSource, ranges: Sequence[SegmentRange]) -> None:
         with closing(self._downloads(source, ranges)) as downloads:
             for number, (span, path) in enumerate(downloads):
                 with path.open("r+b") as file:
@@ -112,6 +126,9 @@ class PartitionWriter:
         if not ranges:
             with self._temporary_file(0).open("w+b") as file:
                 self._finish(file, self._restore.local_start, is_last=True)
+
+    def _write_state(self) -> None:
+        """Writes the leader-epoch checkpoint and the producer snapshots."""
         lineage = [
             entry
             for entry in self._plan.surviving.lineage
@@ -136,7 +153,6 @@ class PartitionWriter:
             path = self._temporary_file(number)
             with path.open("wb") as file:
                 _download(source, ranges[number], file)
-                os.fsync(file.fileno())
             return path
 
         with ThreadPoolExecutor(1, "kts-download") as pool:
@@ -200,11 +216,11 @@ class PartitionWriter:
                     first,
                 )
         self._open = dict(side_files.open_after)
-        file.flush()
-        os.fsync(file.fileno())
         name = f"{base:020d}.log"
         self.files[name] = _size(file)
-        Path(file.name).replace(self._folder / (name + TEMPORARY))
+        path = Path(file.name).replace(self._folder / (name + TEMPORARY))
+        self._wait_for_syncs()  # at most two segments are not yet on the disk
+        self._sync(path)
         self._add(f"{base:020d}.index", side_files.offset_index())
         self._add(f"{base:020d}.timeindex", side_files.time_index())
         if aborted := side_files.transaction_index():
@@ -250,8 +266,9 @@ class PartitionWriter:
         size, end = _size(file), base
         scanner = BatchScanner(size, max_batch_bytes=max(size, HEADER_SIZE))
         try:
-            for position in range(0, size, _COPY_BYTES):
-                for table in scanner.feed(os.pread(file.fileno(), _COPY_BYTES, position)):
+            for position in range(0, size, _SCAN_BYTES):
+                count = os.preadv(file.fileno(), [self._window], position)
+                for table in scanner.feed(self._window[:count]):
                     end = self._add_table(file, table, end, base, side_files)
             end = self._add_table(file, scanner.rest(), end, base, side_files)
             scanner.finish()
@@ -279,6 +296,7 @@ class PartitionWriter:
             *(table.max_timestamps, table.leader_epochs),
         )
         is_special = (table.are_transactional | table.are_control).tolist()
+        self.has_transactions |= any(is_special)
         for row, entry in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             if is_special[row]:
                 header = RecordBatchHeader.from_bytes(
@@ -346,8 +364,19 @@ class PartitionWriter:
         )
 
     def _add(self, name: str, data: bytes) -> None:
-        write_synced(self._folder / (name + TEMPORARY), data)
+        path = self._folder / (name + TEMPORARY)
+        path.write_bytes(data)
+        self._sync(path)
         self.files[name] = len(data)
+
+    def _sync(self, path: Path) -> None:
+        """Syncs a file in another thread, so that the next segment is read in the meantime."""
+        self._syncs.append(self._sync_threads.submit(sync, path))
+
+    def _wait_for_syncs(self) -> None:
+        """Waits until all files are on the disk. Raises the error of a sync that failed."""
+        while self._syncs:
+            self._syncs.pop().result()
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -358,9 +387,9 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Waits until renames in a folder are on the disk."""
-    number = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Waits until the content of a file, or the renames in a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:
@@ -393,7 +422,8 @@ def _keep(file: BinaryIO, start: int, stop: int) -> None:
         for position in range(start, stop, _COPY_BYTES):
             data = os.pread(file.fileno(), min(_COPY_BYTES, stop - position), position)
             os.pwrite(file.fileno(), data, position - start)
-    os.ftruncate(file.fileno(), stop - start)
+    if stop - start < _size(file):  # else the next sync would write the file's time again
+        os.ftruncate(file.fileno(), stop - start)
 
 
 def _size(file: BinaryIO) -> int:

@@ -22,7 +22,7 @@ from kts_source.broker.connection import PASSING, LostConnectionError, refusal
 from kts_source.errors import BrokerUnavailableError, InvalidOptionError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
-from kts_source.restore.partition_writer import sync_folder
+from kts_source.restore.partition_writer import sync
 from segment_format.errors import SegmentFormatError
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.kafka_uuid import uuid_from_text
@@ -143,8 +143,8 @@ def link_objects(root: Path, served: Iterable[ServedSegment], folder_name: str) 
                 ) from error
             folders.add(link.parent)
     for folder in folders:
-        sync_folder(folder)
-        sync_folder(folder.parent)
+        sync(folder)
+        sync(folder.parent)
 
 
 def max_producer_id(root: Path, served: Iterable[ServedSegment]) -> int:

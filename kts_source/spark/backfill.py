@@ -46,7 +46,7 @@ def backfill(
     Args:
         spark: Session that runs the tasks; `None` for local processes.
         source: Options of `spark.read.format("tiered-kafka")`.
-        target: A folder, `s3://…` or Iceberg's `namespace.table`; `{topic}`: a table per topic.
+        target: A folder, a URL or Iceberg's `namespace.table`; `{topic}`: a table per topic.
         progress: True to show the progress on stderr. Ignored with `follow`.
         topic_options: With `{topic}` in `target`, options of single topics, by topic.
         table_format: `parquet` (default), `delta` or `iceberg`.
@@ -61,7 +61,7 @@ def backfill(
         export_id: Distinguishes this export from others into the same target; default `kts`.
         second_copy: True to write partitions that another export wrote into the same target.
         commit_bytes: Original bytes of segments after which a commit is made; default 64 GiB.
-        target_options: `s3.*` options for the target; by default the options of the source.
+        target_options: `s3.*` and `storageOptions` for the target; default: those of the source.
         catalog: Properties for PyIceberg's `load_catalog`; `name` is the catalog's name.
         dead_letters: Folder for rows that are rejected or cannot be decoded; without it, an error.
         max_rejected: Maximum share of rejected rows in a commit; default `1%`. `100%` accepts all;

@@ -56,6 +56,9 @@ def error_of_status(
         case 404:
             return ObjectNotFoundError("no such object", uri=uri)
         case 401 | 403:
+            text = text.rstrip(". ")
+            if "expire" not in text.lower():  # the text of expired credentials contains advice
+                text += ". Check the credentials, their permissions and the clock of this machine"
             return AccessDeniedError(f"access denied: {text}", uri=uri)
         case 412:
             return ObjectChangedError(f"the object changed: {wanted} was planned", uri=uri)

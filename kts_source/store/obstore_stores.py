@@ -18,7 +18,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from kts_source.errors import AccessDeniedError, ArchivedObjectError
 from kts_source.libraries import require
@@ -39,13 +39,14 @@ from kts_source.store.range_reader import (
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from obstore import GetOptions
     from obstore.store import AzureCredential, ClientConfig, GCSCredential
 
     from kts_source.store.object_store import Data, Tally
 
+T = TypeVar("T")
 
 _ANSWER: Final = re.compile(
     r"Server returned non-2xx status code: (\d{3})[^:\n]*: ?(.*)", re.DOTALL
@@ -160,9 +161,8 @@ class ObstoreReader(RangeReader):
             return True
 
     def _attempt(self, client: Any, wanted: Range) -> bytes:  # noqa: ANN401
-        from obstore import exceptions, get_async
+        from obstore import get_async
 
-        _use.is_ours = True
         key, start, stop, version, uri = wanted
         options: GetOptions = {"range": (start, stop)}
         if version is not None:
@@ -192,11 +192,33 @@ class ObstoreReader(RangeReader):
             return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
         try:
-            return self._requests.run(read, hedge=True)
-        except (exceptions.BaseError, FileNotFoundError) as error:
-            failure = read_error(type(error).__name__, str(error))
+            return self._run(read, hedge=True)
+        except RangeError as failure:
             failure.is_doubtful = failure.is_doubtful or self._is_doubtful(failure)
-            raise failure from None
+            raise
+
+    def create(self, client: Any, path: str, data: bytes) -> None:  # noqa: ANN401
+        """Makes one attempt to create an object with a store of obstore. The request has the
+        condition that no object with this path exists.
+
+        Raises:
+            RangeError: The request failed. The status is 409 if the object exists.
+        """
+        from obstore import put_async
+
+        async def put(_loop: object) -> None:
+            await put_async(client, path, data, mode="create")
+
+        self._run(put)
+
+    def _run(self, send: Callable[[object], Coroutine[Any, Any, T]], *, hedge: bool = False) -> T:
+        from obstore.exceptions import BaseError
+
+        _use.is_ours = True
+        try:
+            return self._requests.run(send, hedge=hedge)
+        except (BaseError, FileNotFoundError) as error:
+            raise read_error(type(error).__name__, str(error)) from None
 
     def _is_doubtful(self, failure: RangeError) -> bool:
         if failure.status != 0:
@@ -391,7 +413,7 @@ _CONTAINER: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9]){2,62}")
 _AZURE_HOST: Final = re.compile(
     r"https://[^/]+\.(core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)|storage\.azure\.net)"
 )
-_SCOPE: Final = "https://storage.azure.com/.default"
+AZURE_SCOPE: Final = "https://storage.azure.com/.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +467,7 @@ class AzureSettings:
             return None
 
         async def issue() -> AzureCredential:
-            token = await self.token.get_token(_SCOPE)
+            token = await self.token.get_token(AZURE_SCOPE)
             return {
                 "token": token.token,
                 "expires_at": datetime.fromtimestamp(token.expires_on, UTC),
@@ -482,7 +504,7 @@ class AzureStore(ObstoreStore):
             raise FsspecOnlyError("the container's name is unusual")
         if os.environ.get("AZURE_ENCRYPTION_KEY"):
             raise FsspecOnlyError("AZURE_ENCRYPTION_KEY is set")
-        keys, token = _credentials(client.credential, address.query)
+        keys, token = azure_credentials(client.credential, address.query)
         if token is not None and address.scheme != "https":
             raise FsspecOnlyError("obstore sends tokens only over encrypted connections")
         if keys is not None and keys[0] == "sas_token" and not _AZURE_HOST.fullmatch(endpoint):
@@ -520,7 +542,7 @@ class AzureStore(ObstoreStore):
         return status, text
 
 
-def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
+def azure_credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
     """Returns the account key or shared access signature, and the object that issues tokens. At
     least one of the two is `None`.
     """

@@ -126,7 +126,8 @@ def storage_of_other_path(
     Omits `storageOptions` if the schemes differ, because they are arguments of one fsspec file
     system.
     """
-    if scheme_of(path) == scheme_of(other):
+    schemes = {scheme_of(path), scheme_of(other)}
+    if len(schemes) == 1 or schemes <= AZURE_SCHEMES or schemes <= {"gs", "gcs"}:
         return storage
     options = storage.reveal().items()
     return Secret({name: text for name, text in options if name != STORAGE_OPTIONS})

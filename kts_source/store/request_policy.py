@@ -100,11 +100,13 @@ class RetryPolicy:
             wait = random.uniform(0, bound)
             is_late = elapsed + wait >= self.give_up_after_seconds
             if is_late or len(history) >= self.max_attempts:
+                last = last.rstrip(". ")
+                advice = "Check the address and the network, or wait for the end of the outage"
                 if len(texts) == 1:
                     message = f"all {len(history)} attempts failed within {elapsed:.1f} s: {last}"
-                    raise StoreUnavailableError(message, uri=uri) from None
+                    raise StoreUnavailableError(f"{message}. {advice}", uri=uri) from None
                 raise StoreUnavailableError(
-                    f"all {len(history)} attempts failed, last: {last}",
+                    f"all {len(history)} attempts failed, last: {last}. {advice}",
                     uri=uri,
                     attempts=tuple(history),
                 ) from None

@@ -66,6 +66,9 @@ _MAX_SECONDS = 2_147_483  # the maximum of clients, which count ms in 32 bits
 # requests would wait for a connection.
 MAX_POOL_CONNECTIONS = 96
 
+_SECRETS_OF_CONNECTION: Final = re.compile(
+    r"(?:AccountKey|SharedAccessSignature)=([^;]+)", re.IGNORECASE
+)
 # Messages may show the values of these options. All other values are masked in messages.
 _PUBLIC_NAMES = frozenset(
     {
@@ -237,6 +240,8 @@ def _secrets_in(value: object, name: str = "") -> Iterator[str]:
             yield from _secrets_in(item, name)
     elif isinstance(value, str) and name not in _PUBLIC_NAMES:
         yield value
+        if name == "connection_string":
+            yield from _SECRETS_OF_CONNECTION.findall(value)
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from kts_source.errors import (
     DataLossError,
     LeaderChangedError,
     RegistryError,
+    StoreNotFoundError,
     TieredKafkaError,
+    TierNotFoundError,
 )
 from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
 from kts_source.planning.bounds import (
@@ -369,9 +371,12 @@ class TierStream:
             with paused_collector():
                 end = self._next_of(position, limited=limited)
         except TieredKafkaError as error:
+            # The next snapshot waits for a tier that has disappeared since the last snapshot.
+            is_gone = isinstance(error, StoreNotFoundError) and self._options.brokers is None
             # Not in the first call: Spark would use the position as the end of the topic.
-            if not error.retriable or not self._has_answered or self._ends_here:
+            if not (error.retriable or is_gone) or not self._has_answered or self._ends_here:
                 raise
+            self._is_stale |= is_gone
             self._waiting_for = _failed_service(error)
             log.warning("the stream waits for the %s: %s", self._waiting_for, error)
             self._has_failed = True
@@ -492,6 +497,13 @@ class TierStream:
             finally:
                 self._asked_at = self._clock()
             self._is_stale = self._looker.waits_for is not None
+            if self._looker.waits_for == STORE and self._ends_here:
+                raise TierNotFoundError(
+                    "the tier that this stream has read no longer exists, so a run with a fixed end"
+                    " would look complete. Restore the tier or correct option 'path', and start the"
+                    " query again",
+                    uri=self._looker.tier.store.uri(""),
+                )
             if not self._is_stale:
                 self._looked_at_ms, self._lag_look = round(self._asked_at * 1000), self._look
         self._look = at_position(self._look, position)

@@ -492,7 +492,7 @@ def read_plan_file_after_object_changed(root: Path) -> None:
 
 
 def export_to_unsupported_store(root: Path) -> None:
-    kts_source.backfill(None, source=options_of(write_tier(root)), target="gs://bucket/orders")
+    kts_source.backfill(None, source=options_of(write_tier(root)), target="hdfs://lake/orders")
 
 
 def search_without_condition(root: Path) -> None:
@@ -587,9 +587,9 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_value_of_wrong_type: (
         "InvalidValueError: the value does not match option 'value.format' (json): n:"
-        " expected a boolean for bool, not a number (byte 6). Set value.mode=PERMISSIVE to"
-        " get null instead, or value.mode=DROPMALFORMED to skip such rows [topic orders,"
-        " partition 0, offset 0]"
+        " expected a boolean for bool, not a number (byte 6). If all rows fail, correct"
+        " option 'value.schema'. Otherwise set value.mode=PERMISSIVE to get null, or"
+        " DROPMALFORMED to skip such rows [topic orders, partition 0, offset 0]"
     ),
     read_values_with_missing_schema_folder: (
         "RegistryError: the folder of schemas /missing/schemas does not exist on this"
@@ -622,8 +622,9 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
         " [object file://TIER/SEGMENT-5.log]"
     ),
     export_to_unsupported_store: (
-        "UnsupportedTargetError: cannot export to gs://: targets are local folders and"
-        " s3://bucket/prefix"
+        "UnsupportedTargetError: cannot export to hdfs://: targets are local folders,"
+        " s3://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix and"
+        " gs://bucket/prefix"
     ),
     search_without_condition: (
         "InvalidOptionError: the search has no condition: give keys, values, headers,"

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -65,7 +66,7 @@ from kts_source.export.tables.export_table import (
     without_other_exports,
 )
 from kts_source.export.tables.parquet_folder import COMMITS as PARQUET_COMMITS
-from kts_source.export.tables.target_store import open_target
+from kts_source.export.tables.target_store import CloudTarget, open_target, require_create
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 
@@ -85,6 +86,8 @@ RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where"
 _MAX_HISTORY: Final = 256
 """Number of newest versions whose commits are read to find other exports and texts of settings."""
 _UNKNOWN_EPOCH: Final = -1
+_LOCKS: Final = "AWS_S3_LOCKING_PROVIDER"
+"""Environment variable that makes delta-rs commit with locks, for stores without conditions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,13 @@ class DeltaExportTable(ExportTable):
         self._prefix = f"kts/{settings.export_id}/"
         self._folders = (self._prefix, "_kts/")
         self._columns = [field.name for field in settings.partition_by]
+        self._is_probed = False
 
     def _key_prefix(self, run_id: str) -> str:
+        if not self._is_probed:
+            if scheme_of(self._settings.target) != "file" and _LOCKS not in os.environ:
+                require_create(self._target, for_delta=True)
+            self._is_probed = True
         # The run id comes before the Hive folders, because `clean` takes the first 32 hex digits of
         # a key as the run id, and a partition value may consist of 32 hex digits, too.
         return f"{self._prefix}{run_id}/" if self._columns else super()._key_prefix(run_id)
@@ -403,9 +411,14 @@ class DeltaExportTable(ExportTable):
         return with_made_columns(schema, self._settings.partition_by, self._values_in)
 
     def _storage_options(self) -> dict[str, str] | None:
-        if scheme_of(self._settings.target) != "s3":
+        """Returns the options of delta-rs for the target; `None` for a local folder."""
+        scheme = scheme_of(self._settings.target)
+        if scheme == "file":
             return None
-        return delta_storage_options(self._settings.storage.reveal())
+        if scheme == "s3":
+            return delta_storage_options(self._settings.storage.reveal())
+        assert isinstance(self._target, CloudTarget)
+        return self._target.delta_options()
 
 
 def _nested(figures: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:

@@ -266,6 +266,7 @@ class ExportTable(ABC):
             with _locked(local_root(root) / MARKS / run_id):
                 yield
             return
+        self._key_prefix(run_id)  # checks the store, so that its errors name the problem
         with (
             closing(open_target(root, self._settings.storage)) as target,
             _renewed(target, f"{MARKS}{run_id}"),
@@ -670,6 +671,8 @@ _OUTAGE_CLASSES: Final = frozenset(
         "ConnectTimeoutError",
         "ReadTimeoutError",
         "ClientConnectionError",  # aiohttp
+        "ServiceRequestError",  # Azure
+        "ServiceResponseError",
         "ServerError",  # PyIceberg
         "ServiceUnavailableError",
         "CommitStateUnknownException",
@@ -680,6 +683,7 @@ _OUTAGE_TEXTS: Final = re.compile(
     r"|\b50[0234] (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Timeout)"
     r"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE"
     r"|REQUEST_TIMEOUT)"  # Arrow
+    r"|\(sqlite3\.OperationalError\) database is locked"  # SQLAlchemy
 )
 
 
@@ -747,18 +751,14 @@ def _is_locked(mark: Path) -> bool:
 def _renewed(target: TargetStore, key: str) -> Iterator[None]:
     ended = threading.Event()
 
-    def write() -> None:
-        with target.open_output(key) as file:
-            file.write(b"1")
-
     def renew() -> None:
         while not ended.wait(_RENEW_SECONDS):
             try:
-                write()
+                target.put(key, b"1")
             except Exception as error:  # noqa: BLE001  # a commit checks its files anyway
                 log.warning("the mark %s of this run cannot be renewed: %s", key, error)
 
-    write()
+    target.put(key, b"1")
     thread = threading.Thread(target=renew, name="kts-run-mark", daemon=True)
     thread.start()
     try:

@@ -26,6 +26,7 @@ mapping and the settings of bounds before it reads a row. It adds files like PyI
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import time
@@ -37,6 +38,7 @@ import pyarrow as pa
 from kts_source.errors import (
     ExportError,
     InvalidOptionError,
+    ObjectNotFoundError,
     TieredKafkaError,
     UnsupportedTargetError,
 )
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.partitioning import PartitionField
     from kts_source.export.settings import ExportSettings
+    from kts_source.store.object_store import ObjectInfo
 
 _NO_RETRIES: Final = "commit.retry.num-retries"
 _RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+):(?P<epoch>\d*)")
@@ -96,6 +99,46 @@ class IcebergExportTable(ExportTable):
             raise InvalidOptionError(
                 f"an Iceberg target is a table's name, namespace.table, not {settings.target!r}"
             )
+
+    def orphans(self) -> list[ObjectInfo]:
+        """See `ExportTable.orphans`.
+
+        Raises:
+            ExportError: The folder may contain files of another table.
+        """
+        orphans = super().orphans()
+        if orphans:
+            self._require_own_folder()
+        return orphans
+
+    def _require_own_folder(self) -> None:
+        """Raises `ExportError` if the folder of the table has metadata of another table. Two
+        catalogs, or two names of a SQL catalog, give tables of one name the same folder. The files
+        of the other table are in no commit of this one.
+        """
+        table = self._open()
+        own_id, own_keys = None, set[str]()
+        if table is not None:
+            own_id = str(table.metadata.table_uuid)
+            versions = [entry.metadata_file for entry in table.metadata.metadata_log]
+            own_keys = {path.rpartition("/")[2] for path in (*versions, table.metadata_location)}
+        for entry in self._target.list_objects("metadata/"):
+            name = entry.key.rpartition("/")[2]
+            if ".metadata.json" not in name or name in own_keys:
+                continue
+            try:
+                other_id = _table_id(self._target.read(entry.key))
+            except ObjectNotFoundError:  # expired in the meantime
+                continue
+            if other_id not in (None, own_id):
+                raise ExportError(
+                    f"the folder also has metadata of the table {other_id}, which is not"
+                    f" {self._settings.target} in this catalog, so its files look unused. Nothing"
+                    " was removed. Check the property 'name' of the catalog. If the other table was"
+                    f" dropped, delete all files with this id in {self._target.uri('metadata/')}"
+                    " and run again",
+                    uri=self._target.uri(entry.key),
+                )
 
     def close(self) -> None:
         """See `ExportTable.close`."""
@@ -582,6 +625,16 @@ def _ancestors(table: Table) -> Iterator[Snapshot]:
         yield current
         parent = current.parent_snapshot_id
         current = None if parent is None else by_id.get(parent)
+
+
+def _table_id(metadata: bytes) -> str | None:
+    """Returns the id of a table from a metadata file. Returns `None` if the table has no snapshot,
+    like one whose creation failed.
+    """
+    if metadata.startswith(b"\x1f\x8b"):
+        metadata = gzip.decompress(metadata)
+    fields = json.loads(metadata)
+    return str(fields["table-uuid"]) if fields.get("snapshots") else None
 
 
 def _summary(snapshot: Snapshot, name: str) -> str | None:

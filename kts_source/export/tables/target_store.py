@@ -4,9 +4,13 @@ Keys are relative to the target's root. The commit protocol of Parquet folders r
 guarantees. `create` is atomic and reports whether this call created the object. `publish` is
 idempotent.
 
-In S3, `create` is `PutObject` with `If-None-Match: *`. If a store ignores this condition, two
-exports could commit the same offsets. So `require_create` tests the store before anything is
-written.
+`create` sends a condition: `If-None-Match: *` to S3 and Azure, and `ifGenerationMatch=0` to Google.
+If a store ignores the condition, two exports could commit the same offsets. So `require_create`
+tests the store before anything is written.
+
+S3, Azure and Google cannot rename objects, so `publish` copies them. The metadata of a copy contain
+the key of its source. Azure and Google copy the metadata of an object together with its bytes. So
+there, each file has its own key in its metadata.
 """
 
 from __future__ import annotations
@@ -14,9 +18,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
+import urllib.parse
 import uuid
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from kts_source.errors import (
     ExportError,
@@ -27,14 +35,23 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
+from kts_source.store.azure_url import AZURE_SCHEMES, filesystem_arguments
 from kts_source.store.local_store import LocalStore, local_root
 from kts_source.store.object_store import ObjectStore, check_key
+from kts_source.store.obstore_stores import (
+    AZURE_SCOPE,
+    AzureStore,
+    GcsStore,
+    ObstoreStore,
+    azure_credentials,
+)
 from kts_source.store.open_store import refuse_credentials, scheme_of
+from kts_source.store.range_reader import FsspecOnlyError, RangeError
+from kts_source.store.request_policy import TransientError
 from kts_source.store.s3_store import S3Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping
 
     from kts_source.secret import Secret
 
@@ -43,6 +60,10 @@ UPLOAD_PART_BYTES: Final = 8 << 20
 _WRITE_BACK_BYTES: Final = 8 << 20
 _UPLOAD_ATTEMPTS: Final = 5
 _COPY_OF: Final = "kts-copy-of"
+_ORIGIN: Final = "kts_origin"
+"""Name of the metadata with the key under which an object was written. Azure allows no hyphen."""
+_GOOGLE: Final = "https://storage.googleapis.com"
+_RETRY_PAUSE_SECONDS: Final = 1
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors of file systems that cannot create hard links."""
 
@@ -76,6 +97,11 @@ class TargetStore(ObjectStore, Protocol):
         """
         ...
 
+    def put(self, key: str, data: bytes) -> None:
+        """Writes a small object. Replaces an existing one."""
+        with self.open_output(key) as file:
+            file.write(data)
+
     def publish(self, source: str, destination: str, size: int) -> None:
         """Moves an object to its final key. Does nothing if it was already moved.
 
@@ -99,12 +125,12 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
     """Opens the store of a target path, without sending a request.
 
     Args:
-        path: A local folder (plain or `file:///…`) or `s3://bucket/prefix`.
+        path: A local folder (plain or `file:///…`), or a URL of S3, Azure or Google Cloud Storage.
         storage: As for `kts_source.store.open_store.open_store`.
 
     Raises:
         InvalidOptionError: The path is empty or contains credentials.
-        UnsupportedTargetError: The scheme is neither `file` nor `s3`.
+        UnsupportedTargetError: Exports cannot write to stores of this scheme.
     """
     path = path.strip()
     if not path:
@@ -116,27 +142,39 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
     if scheme == "s3":
         bucket, _, prefix = path.partition("://")[2].partition("/")
         return S3Target(f"s3://{bucket}/{prefix.strip('/')}", storage)
+    if scheme in AZURE_SCHEMES:
+        return AzureTarget(path, storage)
+    if scheme in ("gs", "gcs"):
+        return GcsTarget(path, storage)
     raise UnsupportedTargetError(
-        f"cannot export to {scheme}://: targets are local folders and s3://bucket/prefix"
+        f"cannot export to {scheme}://: targets are local folders, s3://bucket/prefix,"
+        " abfss://container@account.dfs.core.windows.net/prefix and gs://bucket/prefix"
     )
 
 
-def require_create(target: TargetStore) -> None:
+def require_create(target: TargetStore, *, for_delta: bool = False) -> None:
     """Checks with a test object that `create` is atomic in a store.
+
+    Args:
+        target: The store.
+        for_delta: True to check the requests of delta-rs instead.
 
     Raises:
         UnsupportedTargetError: `create` is not atomic.
     """
     probe = f"_kts/probe-{uuid.uuid4().hex}"
+    create = target.create
+    if for_delta and isinstance(target, CloudTarget):
+        create = target.create_for_delta
     try:
-        if target.create(probe, b"1") and not target.create(probe, b"2"):
+        if create(probe, b"1") and not create(probe, b"2"):
             return
     finally:
         target.delete(probe)
     raise UnsupportedTargetError(
-        "creating an object replaces an existing one (the store ignores If-None-Match), so two"
-        " concurrent exports could commit the same offsets. Export into a Delta or Iceberg table,"
-        " or to another store",
+        "creating an object replaces an existing one (the store ignores conditions of writes), so"
+        " two concurrent exports could commit the same offsets. Export into an Iceberg table, or to"
+        " another store",
         uri=target.uri(""),
     )
 
@@ -310,7 +348,47 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-class S3Target(S3Store, TargetStore):
+class CopyingTarget(TargetStore, Protocol):
+    """A target that publishes an object by copying it on the server, because the store cannot
+    rename objects.
+
+    A copy records the key of its source. A source key is used by only one attempt, so a copy with
+    this key has the right content. ETags cannot be compared, because the ETags of a copy and of its
+    source may differ.
+    """
+
+    def publish(self, source: str, destination: str, size: int) -> None:
+        """See `TargetStore.publish`. Copies the object on the server, and then deletes the
+        source.
+        """
+        copy = self._find_copy(destination)
+        if copy is None:
+            self._copy(source, destination)
+            copy = self._find_copy(destination)
+        length, origin = (None, None) if copy is None else copy
+        require_published(length, size, self.uri(source), self.uri(destination))
+        if origin != source:
+            raise ExportError(
+                f"an object that is not a copy of {self.uri(source)} has the name of a committed"
+                " file. Move it away and run again",
+                uri=self.uri(destination),
+            )
+        self.delete(source)
+
+    def _find_copy(self, key: str) -> tuple[int, str | None] | None:
+        """Returns the size of an object, and the key of the object of which it is a copy. Returns
+        `None` if the object does not exist.
+        """
+        ...
+
+    def _copy(self, source: str, destination: str) -> None:
+        """Copies an object on the server. Does nothing if the source does not exist. In this case,
+        it was already published or is lost.
+        """
+        ...
+
+
+class S3Target(S3Store, CopyingTarget):
     """Objects in a bucket below a prefix, for reading and writing."""
 
     def create(self, key: str, data: bytes) -> bool:
@@ -323,6 +401,10 @@ class S3Target(S3Store, TargetStore):
             return self.read(key) == data
         return True
 
+    def put(self, key: str, data: bytes) -> None:
+        """See `TargetStore.put`."""
+        self._send("put_object", key, Body=data)
+
     def open_output(self, key: str) -> Any:  # noqa: ANN401
         """See `TargetStore.open_output`. The file is a multipart upload, which is completed when
         the file is closed.
@@ -332,36 +414,11 @@ class S3Target(S3Store, TargetStore):
         filesystem.retries = _UPLOAD_ATTEMPTS
         return filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
 
-    def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`. Copies the object on the server, and then deletes the source.
-
-        The metadata of the copy contain the key of its source. A source key is used by only one
-        attempt, so a copy with this key has the right content. ETags cannot be compared, because
-        the ETags of a copy and of its source may differ.
-        """
-        copy = self._head(destination)
-        if copy is None:
-            self._copy(source, destination)
-            copy = self._head(destination)
-        length = None if copy is None else int(copy["ContentLength"])
-        require_published(length, size, self.uri(source), self.uri(destination))
-        if copy is not None and copy.get("Metadata", {}).get(_COPY_OF) != source:
-            raise ExportError(
-                f"an object that is not a copy of {self.uri(source)} has the name of a committed"
-                " file. Move it away and run again",
-                uri=self.uri(destination),
-            )
-        self.delete(source)
-
     def delete(self, key: str) -> None:
         """See `TargetStore.delete`."""
         self._send("delete_object", key)
 
     def _copy(self, source: str, destination: str) -> None:
-        """Copies an object on the server. Does nothing if the source does not exist. In this case,
-        it was already published or is lost.
-        """
-
         def attempt() -> None:
             with contextlib.suppress(FileNotFoundError):
                 self._client.filesystem.cp_file(
@@ -373,11 +430,12 @@ class S3Target(S3Store, TargetStore):
 
         self._request(attempt, source)
 
-    def _head(self, key: str) -> Any:  # noqa: ANN401  # the response of botocore
+    def _find_copy(self, key: str) -> tuple[int, str | None] | None:
         try:
-            return self._send("head_object", key)
+            answer = self._send("head_object", key)
         except ObjectNotFoundError:
             return None
+        return int(answer["ContentLength"]), answer.get("Metadata", {}).get(_COPY_OF)
 
     def _send(self, method: str, key: str, **arguments: Any) -> Any:  # noqa: ANN401
         self._check_key(key)
@@ -387,3 +445,246 @@ class S3Target(S3Store, TargetStore):
     def _path(self, key: str) -> str:
         self._check_key(key)
         return f"{self._bucket}/{self._prefix}{key}"
+
+
+class CloudTarget(ObstoreStore, CopyingTarget):
+    """Base class of the Azure and Google targets."""
+
+    # Arguments that make `pipe_file` of the fsspec library create an object only if it is new.
+    _if_new: ClassVar[Mapping[str, Any]]
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `TargetStore.create`."""
+        return self._create(
+            key, data, lambda: self._call("pipe_file", self._path(key), data, **self._if_new)
+        )
+
+    def create_for_delta(self, key: str, data: bytes) -> bool:
+        """Like `create`, but sends the request that delta-rs sends for a commit."""
+        return self.create(key, data)
+
+    def _create(self, key: str, data: bytes, attempt: Callable[[], None]) -> bool:
+        self._check_key(key)
+        try:
+            self._request(attempt, key)
+        except ObjectChangedError:
+            # If the response of the first attempt was lost, a repeated request finds the object
+            # that the first attempt created.
+            return self.read(key) == data
+        except ObjectNotFoundError:
+            raise ExportError(
+                f"the {self._root_name} {self._bucket} does not exist. Create it, or correct the"
+                " target",
+                uri=self.uri(key),
+            ) from None
+        return True
+
+    def open_output(self, key: str) -> Any:  # noqa: ANN401
+        """See `TargetStore.open_output`. The file is uploaded in parts, and the upload is completed
+        when the file is closed.
+        """
+        self._check_key(key)
+        filesystem = self._client.filesystem
+        # Requests for the parts of an upload are not sent through our retry loop.
+        self._retry_uploads(filesystem)
+        metadata = {_ORIGIN: urllib.parse.quote(key)}
+        return filesystem.open(
+            self._path(key), "wb", block_size=UPLOAD_PART_BYTES, metadata=metadata
+        )
+
+    def delete(self, key: str) -> None:
+        """See `TargetStore.delete`."""
+        self._check_key(key)
+        with contextlib.suppress(ObjectNotFoundError):
+            self._request(lambda: self._call("rm_file", self._path(key)), key)
+
+    @abstractmethod
+    def delta_options(self) -> dict[str, str]:
+        """Returns the options of delta-rs for this store.
+
+        Raises:
+            UnsupportedTargetError: delta-rs does not support the credentials.
+        """
+
+    @abstractmethod
+    def _retry_uploads(self, filesystem: Any) -> None:  # noqa: ANN401
+        """Makes the file system repeat failed requests."""
+
+    def _copy(self, source: str, destination: str) -> None:
+        self._check_key(destination)
+        with contextlib.suppress(ObjectNotFoundError):
+            self._request(
+                lambda: self._call("cp_file", self._path(source), self._path(destination)), source
+            )
+
+    def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
+        # Older versions of adlfs raise the error of Azure's library.
+        is_existing = type(error).__name__ == "ResourceExistsError"
+        if isinstance(error, RangeError):
+            is_existing = error.status == 409
+        if is_existing or isinstance(error, FileExistsError):
+            return 412, "the object exists"
+        return super()._failure(error, key, listing=listing)
+
+    def _unsupported(self, credentials: str, advice: str) -> UnsupportedTargetError:
+        return UnsupportedTargetError(
+            f"delta-rs, which writes Delta tables, does not support {credentials}. {advice}",
+            uri=self.uri(""),
+        )
+
+
+class AzureTarget(CloudTarget, AzureStore):
+    """Blobs in a container below a prefix, for reading and writing."""
+
+    _if_new: ClassVar[Mapping[str, Any]] = {"overwrite": False}
+
+    def delta_options(self) -> dict[str, str]:
+        """See `CloudTarget.delta_options`."""
+        client = self._client.filesystem.service_client
+        address = urllib.parse.urlsplit(client.url)
+        try:
+            keys, token = azure_credentials(client.credential, address.query)
+        except FsspecOnlyError:
+            raise self._unsupported(
+                "this kind of Azure credentials",
+                "Give account_key, sas_token, or tenant_id, client_id and client_secret in"
+                " storageOptions",
+            ) from None
+        account = getattr(client.credential, "account_name", None) or client.account_name
+        options = {
+            "azure_storage_account_name": str(account),
+            "azure_endpoint": address._replace(query="", path=address.path.rstrip("/")).geturl(),
+            "allow_http": str(address.scheme == "http").lower(),
+        }
+        if keys is not None:
+            kind, value = keys
+            options[
+                "azure_storage_account_key" if kind == "access_key" else "azure_storage_sas_key"
+            ] = value
+        elif token is not None:
+            options["azure_storage_token"] = self._token(token)
+        else:
+            options["azure_skip_signature"] = "true"
+        return options
+
+    def _token(self, credential: Any) -> str:  # noqa: ANN401
+        async def issue(_filesystem: Any) -> str:  # noqa: ANN401
+            return str((await credential.get_token(AZURE_SCOPE)).token)
+
+        return self._request(lambda: self._client.run(issue), "")
+
+    def _retry_uploads(self, filesystem: Any) -> None:  # noqa: ANN401
+        for policy in filesystem.service_client._pipeline._impl_policies:  # noqa: SLF001
+            if hasattr(policy, "total_retries"):
+                policy.total_retries = _UPLOAD_ATTEMPTS - 1
+                policy.initial_backoff = _RETRY_PAUSE_SECONDS
+
+    def _find_copy(self, key: str) -> tuple[int, str | None] | None:
+        container, _, name = self._path(key).partition("/")
+
+        async def look_up(filesystem: Any) -> Any:  # noqa: ANN401
+            async with filesystem.service_client.get_blob_client(container, name) as blob:
+                return await blob.get_blob_properties()
+
+        def attempt() -> Any:  # noqa: ANN401
+            found = self._client.run(look_up)
+            if found.copy.status == "pending":
+                raise TransientError("the copy of the blob is not complete")
+            return found
+
+        try:
+            found = self._request(attempt, key)
+        except ObjectNotFoundError:
+            return None
+        if found.copy.status in ("aborted", "failed"):
+            return None  # an incomplete copy, which the next copy replaces
+        return int(found.size), _origin(found.metadata)
+
+
+class GcsTarget(CloudTarget, GcsStore):
+    """Objects in a bucket below a prefix, for reading and writing."""
+
+    _if_new: ClassVar[Mapping[str, Any]] = {"mode": "create"}
+
+    def create_for_delta(self, key: str, data: bytes) -> bool:
+        """See `CloudTarget.create_for_delta`. delta-rs uses the XML API, and gcsfs the JSON API. A
+        service may check conditions in only one of them. obstore contains delta-rs's client.
+        """
+        from obstore.store import from_url
+
+        options: Any = self.delta_options()
+        allow_http = options.pop("allow_http", "false") == "true"
+        client = from_url(
+            f"gs://{self._bucket}",
+            config=options,
+            client_options={"allow_http": allow_http},
+            retry_config={"max_retries": 0},
+        )
+
+        def attempt() -> None:
+            try:
+                self._ranges.create(client, self._path(key).partition("/")[2], data)
+            except RangeError as error:
+                if error.status not in (400, 405, 501):
+                    raise
+                raise UnsupportedTargetError(
+                    "the store does not create objects through Google's XML API, which Delta tables"
+                    f" need: {self._scrub(error.text)}. Export into a Parquet folder or an Iceberg"
+                    " table",
+                    uri=self.uri(""),
+                ) from None
+
+        return self._create(key, data, attempt)
+
+    def delta_options(self) -> dict[str, str]:
+        """See `CloudTarget.delta_options`."""
+        filesystem = self._client.filesystem
+        endpoint = str(filesystem._location).rstrip("/")  # noqa: SLF001
+        if filesystem.credentials.credentials is None:
+            if endpoint == _GOOGLE:
+                return {"google_skip_signature": "true"}
+            # All versions of delta-rs take the endpoint from a service account.
+            account = {"gcs_base_url": endpoint, "disable_oauth": True}
+            unused = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+            return {
+                "google_service_account_key": json.dumps({**account, **unused}),
+                "allow_http": str(endpoint.startswith("http:")).lower(),
+            }
+        options = {} if endpoint == _GOOGLE else {"google_base_url": endpoint}
+        return {**options, **self._login_options()}
+
+    def _login_options(self) -> dict[str, str]:
+        token = filesystem_arguments(self._url, self._storage.reveal()).get("token")
+        if token in (None, "google_default", "cloud"):
+            return {}  # delta-rs looks for the same default credentials
+        with contextlib.suppress(OSError, ValueError):
+            text = json.dumps(token) if isinstance(token, dict) else Path(str(token)).read_text()
+            if json.loads(text).get("type") == "service_account":
+                return {"google_service_account_key": text}
+            if not isinstance(token, dict):
+                return {"google_application_credentials": str(token)}
+        raise self._unsupported(
+            "this kind of Google credentials",
+            "Give the file of a service account as token in storageOptions, or log in with `gcloud"
+            " auth application-default login`",
+        )
+
+    def _retry_uploads(self, filesystem: Any) -> None:  # noqa: ANN401
+        # Restore the method with retries, which the store replaced.
+        vars(filesystem).pop("_request", None)
+
+    def _find_copy(self, key: str) -> tuple[int, str | None] | None:
+        self._check_key(key)
+        try:
+            found = self._request(lambda: self._call_uncached("info", self._path(key)), key)
+        except ObjectNotFoundError:
+            return None
+        if found["type"] == "directory":
+            return None
+        return int(found["size"]), _origin(found.get("metadata"))
+
+
+def _origin(metadata: Mapping[str, str] | None) -> str | None:
+    """Returns the key in the metadata of an object. Returns `None` if there is no key."""
+    names = {name.lower(): value for name, value in (metadata or {}).items()}
+    return urllib.parse.unquote(names[_ORIGIN]) if _ORIGIN in names else None

@@ -241,6 +241,16 @@ def test_exit_code_of_command_depends_on_kind_of_error(
     code, _, err = run(capsys, "plan", "--subscribe", "codecs", path=tier)
     assert code == 3
     assert "[5841, 10634)" in err
+    # Retention has deleted segments that an export has not read.
+    part = ("export", str(tmp_path / "part"), "--subscribe", "codecs", "--workers", "1")
+    assert run(capsys, *part, "--ending-offsets", '{"codecs":{"0":5841}}')[0] == 0
+    first = sorted(tier.glob("tiered/codecs-*/0/*.log"))[0].stem
+    for path in tier.glob(f"tiered/codecs-*/0/{first}.*"):
+        path.unlink()
+    code, _, err = run(capsys, *part, path=tier)
+    assert code == 3
+    assert "[5841, 10634) of codecs-0 are no longer in the tier" in err
+    assert "--no-fail-on-data-loss to skip them" in err
     # An export with options that contradict the target returns exit code 1. An interrupted
     # export returns exit code 130.
     target = str(tmp_path / "lake")

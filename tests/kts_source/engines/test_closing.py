@@ -81,6 +81,15 @@ def test_close_aborts_waiting_threads(tier: kts_source.Scan, delayed: DelayedRes
     assert time.monotonic() - began < LATE_SECONDS / 2
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Lets SIGINT raise KeyboardInterrupt, also in a background job, whose shell ignores SIGINT."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_aborts_waiting_threads(tier: kts_source.Scan, delayed: DelayedResponses) -> None:
     moments: list[float] = []
 

@@ -171,8 +171,12 @@ def test_segments_expired_before_export_raise_gap_error(lake: Lake, tier: SmallT
     lake.export(tier.options(endingOffsets=offset_option(10)))
     tier.expire(0, 1)
     for start in ({}, {"startingOffsets": offset_option(0)}, {"startingTimestamp": str(T0)}):
-        with pytest.raises(RangeGapError, match=r"\[10, 20\) of t-0 are no longer in the tier"):
+        with pytest.raises(
+            RangeGapError, match=r"\[10, 20\) of t-0 are no longer in the tier"
+        ) as e:
             lake.export(tier.options(**start))
+        assert e.value.is_deleted
+        assert "set failOnDataLoss=false to skip them" in str(e.value)
     report = lake.export(tier.options(failOnDataLoss="false"))
     assert (gaps(report), ranges(report)) == ([(10, 20)], [(20, 30)])
     assert table_offsets(lake) == [*range(10), *range(20, 30)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -11,6 +13,9 @@ import deltalake
 import pyarrow.fs as pafs
 import pytest
 import requests
+import sqlalchemy
+from azure.core.exceptions import ServiceRequestError
+from azure.storage.blob import BlobServiceClient
 
 from kts_source.export.tables.export_table import is_outage
 from tests.kts_source.export.exporting import Lake
@@ -82,6 +87,24 @@ def test_unavailable_store_of_parquet_folder_counts_as_outage() -> None:
 def test_unavailable_catalog_counts_as_outage() -> None:
     with pytest.raises(requests.ConnectionError) as caught:
         requests.get(NOBODY, timeout=5)
+    assert is_outage(caught.value)
+
+
+def test_locked_sqlite_catalog_counts_as_outage(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.db"
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        engine = sqlalchemy.create_engine(f"sqlite:///{file}", connect_args={"timeout": 0})
+        with pytest.raises(sqlalchemy.exc.OperationalError) as caught, engine.connect() as mine:
+            mine.execute(sqlalchemy.text("CREATE TABLE t (id INTEGER)"))
+        engine.dispose()
+    assert is_outage(caught.value)
+
+
+def test_unavailable_azure_store_counts_as_outage() -> None:
+    client = BlobServiceClient(NOBODY, retry_total=0)
+    with pytest.raises(ServiceRequestError) as caught:
+        client.get_container_client("b").get_container_properties()
     assert is_outage(caught.value)
 
 

@@ -126,7 +126,10 @@ def test_kts_export_exits_with_4_and_writes_metrics(tmp_path: Path) -> None:
         f"kts_export_success{label} 1",
         f"kts_export_rejected_rows{label} 2",
         f"kts_export_rows{label} 18",
+        f"kts_export_created{label} 1",
     } <= {*samples}
+    assert main(arguments) == 0
+    assert samples_of(metrics)["kts_export_created"] == "0"
 
 
 def samples_of(metrics: Path) -> dict[str, str]:

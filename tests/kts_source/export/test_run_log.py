@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kts_source import metrics
+from kts_source.cli.app import main
 from kts_source.errors import InvalidOptionError
 from kts_source.export.report import add_reports, empty_report
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
@@ -245,6 +246,17 @@ def test_verbose_export_command_prints_log_lines_with_time_and_level(
         assert re.search(pattern, verbose, re.MULTILINE)
     pattern = rf"{time} WARNING kts_source\.read\.typed_rows: 1 rows cannot be decoded"
     assert re.search(pattern, verbose, re.MULTILINE)
+
+
+def test_verbose_command_that_fails_prints_a_line_with_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in ([], ["--verbose"]):
+        assert main(["topics", str(tmp_path / "missing"), "--key-prefix", "x/", *more]) == 1
+        *lines, last = capsys.readouterr().err.splitlines()
+        assert last.startswith("kts: the folder does not exist")
+        dated = r"\d{4}-\d\d-\d\d .* ERROR .*: the command failed: StoreNotFoundError"
+        assert [bool(re.fullmatch(dated, line)) for line in lines] == [True] * len(more)
 
 
 def test_verbose_cat_command_prints_log_lines(tmp_path: Path) -> None:

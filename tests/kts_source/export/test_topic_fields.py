@@ -112,6 +112,20 @@ def test_keys_that_the_table_lacks_are_not_checked(tmp_path: Path) -> None:
     assert Lake(tmp_path, "parquet").export(options).rows == len(ORDERS)
 
 
+def test_first_run_warns_about_a_field_that_seems_to_be_misspelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = topic(tmp_path / "tier", ORDERS, "order bigint, customr string, note string")
+    lake = Lake(tmp_path, "parquet")
+    warning = (
+        "topic orders: fields of option 'value.schema' are in none of the sampled values, so they"
+        " are null in the table; did you mean 'customer' instead of 'customr'?"
+    )
+    for _ in range(2):
+        lake.export(options)
+        assert caplog.messages.count(warning) == 1, "only the first run warns"
+
+
 def test_later_commits_and_runs_are_not_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     values = [{"ordr": n} for n in range(30)] + ORDERS[:30]

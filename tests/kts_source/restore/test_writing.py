@@ -20,9 +20,11 @@ from kts_source.errors import (
     ObjectNotFoundError,
     StoreError,
 )
+from kts_source.restore import writing
 from kts_source.restore.committing import status_restore
+from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
-from kts_source.restore.partition_writer import PartitionWriter
+from kts_source.restore.partition_writer import TEMPORARY, PartitionWriter
 from kts_source.restore.restore_plan import read_plan
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot, write_producer_snapshot
@@ -206,6 +208,24 @@ def _producers(topic: str) -> dict[tuple[int, int], int]:
         (row["partition"], row["offset"]): row["producerId"] if row["isTransactional"] else -2
         for row in table.to_pylist()
     }
+
+
+@pytest.mark.parametrize(("topic", "reads"), [("epochs", 2), ("compacted", 4)])
+def test_log_without_transactions_is_compared_at_one_isolation_level(
+    topic: str, reads: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+
+    def digests(*args: Any, **more: Any) -> dict[str, str]:  # noqa: ANN401
+        compared.append(args)
+        return row_digests(*args, **more)
+
+    monkeypatch.setattr(writing, "row_digests", digests)
+    _restore(cluster, topic)
+    assert len(compared) == reads
+    journal = Journal(str(cluster.plan_file), read_plan(str(cluster.plan_file)))
+    is_equal = journal.digests["read_committed"] == journal.digests["read_uncommitted"]
+    assert is_equal == (reads == 2)
 
 
 def test_written_segments_equal_original_bytes(cluster: NewCluster) -> None:
@@ -425,6 +445,30 @@ def test_write_resumes_after_crash_at_every_sync(
     assert_same_rows(
         _written(cluster, topic, "read_uncommitted"), expected_table(topic, "read_uncommitted")
     )
+
+
+def test_files_are_synced_before_the_journal_records_them(
+    cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, recorded = set(), 0
+    sync, add = os.fsync, Journal.add
+
+    def record(number: int) -> None:
+        sync(number)
+        synced.add(os.fstat(number).st_ino)
+
+    def check(journal: Journal, step: str, **facts: Any) -> dict[str, Any]:  # noqa: ANN401
+        nonlocal recorded
+        for name in facts.get("files", ()):
+            path = cluster.log_dir / facts["partition"] / (name + TEMPORARY)
+            assert path.stat().st_ino in synced
+            recorded += 1
+        return add(journal, step, **facts)
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(Journal, "add", check)
+    _restore(cluster, "epochs")
+    assert recorded > 10
 
 
 def test_write_to_too_small_disk_is_rejected_without_changes(

@@ -19,10 +19,7 @@ from kts_source.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     StoreUnavailableError,
-    UnsupportedTargetError,
 )
-from kts_source.export.settings import export_settings
-from kts_source.export.tables.target_store import open_target
 from kts_source.options import parse_options
 from kts_source.read.task_metrics import open_filesystem
 from kts_source.secret import Secret, scrub
@@ -201,12 +198,6 @@ def test_azure_container_before_at_sign_is_not_treated_as_user_name(
     for path in paths:
         if path and path.startswith("abfss:"):
             assert open_store(path, Secret({})).uri("x").startswith(f"{LAKE}/")
-
-
-def test_export_to_azure_raises_unsupported_target_error() -> None:
-    settings = export_settings(f"{LAKE}/lake")
-    with pytest.raises(UnsupportedTargetError, match="cannot export to abfss://"):
-        open_target(settings.target, settings.storage)
 
 
 @pytest.mark.parametrize(

@@ -146,5 +146,13 @@ def test_credentials_are_secret_values() -> None:
     assert secret_values(options) == {"the-key", "the-secret", "t1", "s1"}
 
 
+def test_keys_in_connection_string_are_secret_values() -> None:
+    parts = "AccountName=shop;AccountKey=a2V5=="
+    signed = "BlobEndpoint=http://e;SharedAccessSignature=sv=1&sig=x"
+    for text, secret in ((parts, "a2V5=="), (signed, "sv=1&sig=x")):
+        options = {"storageOptions": json.dumps({"connection_string": text})}
+        assert secret_values(options) == {text, secret}
+
+
 def test_empty_storage_options_add_no_arguments() -> None:
     assert extra_arguments({}) == extra_arguments({"storageOptions": " "}) == {}

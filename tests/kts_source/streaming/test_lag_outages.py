@@ -4,6 +4,8 @@ whether the stream waits for the store or for brokers.
 
 from __future__ import annotations
 
+import random
+import uuid
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -14,6 +16,7 @@ from kts_source.errors import BrokerUnavailableError, StoreUnavailableError
 from kts_source.metrics import StreamLag
 from kts_source.streaming.cluster_look import BrokerLook, ClusterLooker
 from kts_source.streaming.offsets import TopicPartition
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import TIER
 from tests.kts_source.broker.fake_broker import FakeCluster
 from tests.kts_source.streaming.running import Checkpointed, GrowingTier, Running
@@ -167,3 +170,44 @@ def test_lag_read_from_event_of_older_version_has_no_age() -> None:
     event = {"behind": {"offsets": 1, "bytes": 2, "oldestMs": None}, "topics": {}}
     (lag,) = metrics.stream_lag({"sources": [{"latestOffset": event}]})
     assert lag == StreamLag(1, 2, None, {}, None, False, None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stream_waits_for_a_folder_that_disappears_between_two_snapshots(
+    seed: int, tmp_path: Path
+) -> None:
+    chooser = random.Random(seed)
+    expected = []
+    for number, topic in enumerate(("a", "b"), 1):
+        log = LogBuilder()
+        writer = AivenTierWriter(
+            str(tmp_path / "tier"), topic=topic, topic_id=uuid.UUID(int=number)
+        )
+        for _ in range(chooser.randint(1, 4)):
+            log.append([SimpleRecord(b"x")] * chooser.randint(1, 3))
+            files = log.roll()
+            assert files is not None
+            writer.write_segment(files)
+        expected += [(topic, offset) for offset in range(log.next_offset)]
+    options = {"path": str(tmp_path / "tier"), "subscribe": "a,b", "cache": "false"}
+    strictness = chooser.choice(("true", "false"))
+    stream = Checkpointed({**options, "maxSegmentsPerTrigger": "1", "failOnDataLoss": strictness})
+    for _ in range(chooser.randint(1, 3)):
+        stream.batch()
+    moved = (tmp_path / "tier").rename(tmp_path / "moved")
+    is_chosen = stream.choose()  # the snapshot may have all facts about the next batch
+    assert is_chosen or lag_of(stream).stale or lag_of(stream).offsets == 0
+    moved.rename(tmp_path / "tier")
+    if is_chosen:
+        stream.read_last()
+        stream.committed += 1
+    stream.clock.seconds += 120
+    stream.all()
+    rows = [
+        (row["topic"], row["offset"])
+        for batch in stream.batches.values()
+        for row in batch.select(["topic", "offset"]).to_pylist()
+    ]
+    assert sorted(rows) == sorted(expected)
+    assert not lag_of(stream).stale
+    stream.close()

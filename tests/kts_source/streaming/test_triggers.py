@@ -13,6 +13,7 @@ from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
     StoreUnavailableError,
+    TierNotFoundError,
 )
 from kts_source.options import check_for_stream, parse_any_options, parse_options
 from kts_source.store.local_store import LocalStore
@@ -149,6 +150,27 @@ def test_stream_stops_at_its_fixed_end(tier: GrowingTier, by_option: bool) -> No
     stream.start(stopAtEnd="false")
     stream.all()
     assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_restart_with_fixed_end_fails_if_the_folder_of_the_tier_is_missing(
+    tier: GrowingTier, by_option: bool
+) -> None:
+    folder = tier.folder("txn")
+    tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "txn")
+    stream.all()
+    moved = tier.path.rename(tier.path.with_name("moved"))
+    stream.start(stopAtEnd="true" if by_option else "false")
+    if not by_option:
+        stream.stream.fix_end()
+    with pytest.raises(TierNotFoundError, match="would look complete"):
+        stream.batch()
+    # Do what the error advises.
+    moved.rename(tier.path)
+    stream.start(stopAtEnd="true")
+    assert stream.all() == 0
+    stream.close()
 
 
 def test_min_offsets_per_trigger_waits_for_offsets_or_delay(tier: GrowingTier) -> None:

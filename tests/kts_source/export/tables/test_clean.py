@@ -6,11 +6,22 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyiceberg.catalog import load_catalog
 
+from kts_source.errors import ExportError
 from kts_source.export.dead_letters import check_dead_letters
-from kts_source.export.run import clean
+from kts_source.export.run import clean, export
 from kts_source.export.tables.target_store import LocalTarget
-from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
+from kts_source.export.task_writer import LocalExecutor
+from kts_source.secret import Secret
+from tests.kts_source.export.exporting import (
+    FORMATS,
+    Lake,
+    assert_holds,
+    replaced,
+    row_locations,
+    source,
+)
 from tests.kts_source.export.killing import Killed
 from tests.kts_source.export.tables.test_protocol import DiesAtCommit, Interposed
 
@@ -108,4 +119,43 @@ def test_clean_without_partition_options_keeps_committed_files(lake: Lake) -> No
     letters = str(lake.folder / "letters")
     lake.export(source(), partition_by=["topic"], dead_letters=letters)
     assert clean(lake.settings(dead_letters=letters), older_than_hours=-1, remove=True) == ()
+    assert_holds(lake.read(), ["txn"])
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_clean_keeps_files_of_another_iceberg_table_in_the_same_folder(
+    tmp_path: Path, exported: bool
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(source())
+    # A SQL catalog stores the name of the catalog with each table.
+    renamed = replaced(lake.settings(), catalog=Secret({**lake.catalog, "name": "other"}))
+    if exported:
+        export(source(), renamed, LocalExecutor(1))
+    for settings in [renamed, lake.settings()] if exported else [renamed]:
+        with pytest.raises(ExportError, match=r"Nothing was removed\. Check the property 'name'"):
+            clean(settings, older_than_hours=-1, remove=True)
+    assert_holds(lake.read(), ["txn"])
+    if not exported:
+        assert clean(lake.settings(), older_than_hours=-1) == ()
+
+
+def test_clean_of_iceberg_table_continues_after_the_dropped_table_is_deleted(
+    tmp_path: Path,
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(source())
+    old = list(lake.folder.rglob("*.parquet"))
+    catalog = load_catalog("lake", **lake.catalog)
+    dropped_id = str(catalog.load_table(lake.target).metadata.table_uuid)
+    catalog.drop_table(lake.target)
+    catalog.close()
+    lake.export(source())
+    with pytest.raises(ExportError, match=rf"metadata of the table {dropped_id}"):
+        clean(lake.settings(), older_than_hours=-1, remove=True)
+    # Do what the error advises.
+    for path in lake.folder.rglob("*.metadata.json"):
+        if dropped_id in path.read_text():
+            path.unlink()
+    assert len(clean(lake.settings(), older_than_hours=-1, remove=True)) == len(old)
     assert_holds(lake.read(), ["txn"])

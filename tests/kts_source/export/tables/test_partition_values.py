@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -64,6 +65,27 @@ def test_readers_find_rows_by_partition_texts(tmp_path: Path, table_format: str)
             matching = is_equal("country", text)
             assert opened.scan(matching).to_arrow()["offset"].to_pylist() == [offset]
         catalog.close()
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_polars_reads_partition_texts(
+    tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    lake = Lake(tmp_path, table_format)
+    lake.export(tier_of(tmp_path / "tier", TEXTS), partition_by=["country"], transform=by_country)
+    if table_format == "parquet":
+        rows = pl.scan_parquet(f"{lake.target}/**/*.parquet", hive_partitioning=True)
+    elif table_format == "delta":
+        rows = pl.scan_delta(lake.target)
+    else:
+        catalog = load_catalog("lake", **lake.catalog)
+        rows = pl.scan_iceberg(catalog.load_table(lake.target))
+        catalog.close()
+    assert rows.sort("offset").collect()["country"].to_list() == TEXTS
+    for offset, text in enumerate(TEXTS):
+        matching = pl.col("country").is_null() if text is None else pl.col("country") == text
+        assert rows.filter(matching).collect()["offset"].to_list() == [offset]
 
 
 @pytest.mark.parametrize(

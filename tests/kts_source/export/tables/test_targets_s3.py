@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from kts_source.errors import ExportError, ObjectNotFoundError, UnsupportedTargetError
+from kts_source.errors import ExportError, ObjectNotFoundError, StoreError, UnsupportedTargetError
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 from kts_source.export.tables.delta import delta_storage_options
@@ -126,6 +126,19 @@ def test_iceberg_table_on_s3_contains_all_rows(
     assert_holds(opened.load_table("lake.rows").scan().to_arrow(), ["txn"])
     opened.close()
     assert export(few_tasks("txn"), settings, LocalExecutor(1)).rows == 0
+
+
+def test_iceberg_warehouse_in_a_missing_bucket_raises_store_error(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
+    warehouse = {"type": "sql", "warehouse": "s3://no-such-bucket-here/lake", **s3_server.options}
+    settings = export_settings(
+        "lake.rows",
+        table_format="iceberg",
+        catalog={**warehouse, "uri": f"sqlite:///{tmp_path}/catalog.db"},
+    )
+    with pytest.raises(StoreError, match="no-such-bucket-here"):
+        export(few_tasks("txn"), settings, LocalExecutor(1))
 
 
 class _ForwardWithoutChecksums(http.server.BaseHTTPRequestHandler):
@@ -326,9 +339,9 @@ def test_store_that_ignores_if_none_match_is_refused(
         return True
 
     monkeypatch.setattr(S3Target, "create", put)
-    with pytest.raises(UnsupportedTargetError, match="ignores If-None-Match"):
+    with pytest.raises(UnsupportedTargetError, match="ignores conditions of writes"):
         require_create(target)
-    with pytest.raises(UnsupportedTargetError, match="ignores If-None-Match"):
+    with pytest.raises(UnsupportedTargetError, match="ignores conditions of writes"):
         export(few_tasks(), settings_of(url, s3_server), LocalExecutor(1))
     assert list(target.list_objects("")) == []
     target.close()
