@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 from pathlib import Path
 from typing import Any
 
@@ -162,14 +161,22 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
     assert table_offsets(lake) == list(range(30))
 
 
-def test_clean_accepts_iceberg_table_without_snapshot(tmp_path: Path, tier: SmallTier) -> None:
+def test_clean_of_iceberg_table_created_again_needs_removal_of_old_metadata(
+    tmp_path: Path, tier: SmallTier
+) -> None:
     lake = Lake(tmp_path, "iceberg")
     lake.export(tier.options())
     catalog = SqlCatalog("lake", **lake.catalog)
-    columns = catalog.load_table(lake.target).schema()
+    old = catalog.load_table(lake.target)
     catalog.drop_table(lake.target)
-    catalog.create_table(lake.target, columns)
+    catalog.create_table(lake.target, old.schema())
     catalog.close()
+    old_id = str(old.metadata.table_uuid)
+    with pytest.raises(ExportError, match=f"metadata of the table {old_id}"):
+        clean(lake.settings(), older_than_hours=-1)
+    for path in tmp_path.rglob("*.metadata.json"):
+        if old_id in path.read_text():
+            path.unlink()
     assert len(clean(lake.settings(), older_than_hours=-1)) == 3
 
 
@@ -177,9 +184,9 @@ def test_run_without_delete_permission_succeeds() -> None:
     written: list[str] = []
 
     class AppendOnly:
-        def open_output(self, key: str) -> Any:  # noqa: ANN401
+        def put(self, key: str, content: bytes) -> None:
+            assert content
             written.append(key)
-            return io.BytesIO()
 
         def delete(self, key: str) -> None:
             raise AccessDeniedError("no right to delete", uri=key)
