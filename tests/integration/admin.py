@@ -164,11 +164,12 @@ class Admin:
         wait_until(lambda: all(self._leader(name, n) > 0 for n in range(partitions)))
         return self.topic_id(name)
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str, node: int | None = None) -> None:
         """Deletes a topic and waits until brokers no longer list it.
 
-        Brokers delete its tiered segments later."""
-        self._settle(self.client().delete_topics([name]))
+        Brokers delete its tiered segments later. If a node was stopped, `node` must be a running
+        one, because older clients may wait for the stopped node as the controller."""
+        self._settle(self.client(node).delete_topics([name]))
         wait_until(lambda: name not in self.client().list_topics(timeout=5).topics)
 
     def topic_id(self, name: str) -> str:

@@ -195,7 +195,7 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
             _check_rows(new, old)
         _check_continues(new, old.ends)
         if zero_copy:
-            cluster.admin.delete_topic("moves")
+            cluster.admin.delete_topic("moves", OTHER)
             (links,) = (tier / "kafka-tiered-storage").glob(f"moves-0-{plan.target_ids['moves']}")
             wait_until(lambda: not any(links.glob("*.log")))
     assert objects == {path: found for path, found in _objects(tier).items() if path in objects}
