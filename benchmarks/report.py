@@ -28,7 +28,6 @@ _VERSIONS: Final = (
     "numba",
     "backports.zstd",
     "lz4",
-    "cramjam",
     "google-crc32c",
     "cryptography",
     "aiokafka",

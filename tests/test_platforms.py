@@ -32,7 +32,6 @@ EXTRAS = (
 # Packages with compiled code that need wheels. A platform brings its other compiled packages; some
 # have no wheels.
 COMPILED = (
-    "cramjam",
     "lz4",
     "backports-zstd",
     "google-crc32c",

@@ -34,7 +34,6 @@ RING_0_THIRD_PARTY = {
     "llvmlite",
     "backports",
     "lz4",
-    "cramjam",
     "google_crc32c",
     "cryptography",
 }

@@ -138,7 +138,6 @@ LIBRARIES: Final = (
     "numba",
     "backports.zstd",
     "lz4",
-    "cramjam",
     "google-crc32c",
     "cryptography",
 )

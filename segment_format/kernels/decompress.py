@@ -2,18 +2,18 @@
 frames.
 
 `segment_format.record.compression` documents the formats. This module supports only the variants
-that Kafka's Java producer writes, and any single zstd frame:
+that producers usually write:
 
 * LZ4: header `04 22 4d 18 60 40 82` (64 KiB independent blocks, no checksums, no content size). A
   block consists of sequences. A sequence has a token, literals, and a u16 little-endian distance.
   The upper half of the token is the number of literals. The lower half is the match length - 4. If
   a half is 15, more bytes follow and are added to it. The first byte below 255 is the last of these
   bytes. The last sequence ends after its literals.
-* Snappy: one stream header, then blocks. A block is its uncompressed size as a varint, then
-  elements. An element begins with a tag, whose low two bits are its kind. Kind 0 is a literal; its
-  size - 1 is in the tag or in 1 to 4 further bytes. Kind 1 is a copy of 4 to 11 bytes with an
-  11-bit distance. Kinds 2 and 3 are copies of 1 to 64 bytes; their distance is a little-endian
-  number of 2 or 4 bytes.
+* Snappy: one stream header, then blocks; or one block without a header, as librdkafka writes. A
+  block is its uncompressed size as a varint, then elements. An element begins with a tag, whose low
+  two bits are its kind. Kind 0 is a literal; its size - 1 is in the tag or in 1 to 4 further bytes.
+  Kind 1 is a copy of 4 to 11 bytes with an 11-bit distance. Kinds 2 and 3 are copies of 1 to 64
+  bytes; their distance is a little-endian number of 2 or 4 bytes.
 * zstd: one frame. The kernel reads its headers to compute an upper bound for the size, and calls
   libzstd to decompress it.
 
@@ -242,11 +242,14 @@ _SNAPPY_MAX_RATIO = np.uint64(22)
 
 @helper
 def snappy_bound(source: Address, size: Value) -> Value:
-    """Returns the decompressed size that the blocks of a snappy stream state, in bytes; -1 if this
-    module does not support the stream.
+    """Returns the decompressed size that the blocks of a snappy stream, or one raw block, state, in
+    bytes; -1 if this module does not support the input.
     """
     stop = source + size
-    if size < _SNAPPY_HEADER_SIZE or load_word(source) != _SNAPPY_MAGIC:
+    if not _is_stream(source, size):
+        expanded, _ = _block_size(source, stop)
+        return np.int64(expanded) if expanded <= _SNAPPY_MAX_RATIO * size else _FAILED
+    if size < _SNAPPY_HEADER_SIZE:
         return _FAILED
     address = source + _SNAPPY_HEADER_SIZE
     total = np.uint64(0)
@@ -261,6 +264,11 @@ def snappy_bound(source: Address, size: Value) -> Value:
         total += expanded
         address += block
     return np.int64(total)
+
+
+@inlined
+def _is_stream(source: Address, size: Value) -> Value:
+    return size >= np.uint64(8) and load_word(source) == _SNAPPY_MAGIC
 
 
 @helper
@@ -282,12 +290,17 @@ def _block_size(address: Address, stop: Address) -> Value:
 
 @helper
 def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
-    """Decompresses a snappy stream. `snappy_bound` must have accepted the stream. Returns the
+    """Decompresses a snappy stream or block. `snappy_bound` must have accepted it. Returns the
     decompressed size in bytes, or -1 on failure.
 
     The target must have room for 32 bytes more than `snappy_bound` returned.
     """
     stop = source + size
+    if not _is_stream(source, size):
+        expanded, elements = _block_size(source, stop)
+        if _decompress_snappy_block(elements, stop, target, target + expanded):
+            return np.int64(expanded)
+        return _FAILED
     address = source + _SNAPPY_HEADER_SIZE
     to = target
     while stop - address >= _FOUR:

@@ -52,9 +52,9 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import cramjam
 import lz4.frame
 import numpy as np
+import pyarrow as pa
 
 from segment_format._cursor import byte_view
 from segment_format.errors import DecompressionError, UnsupportedCompressionError
@@ -100,6 +100,7 @@ _PIECE: Final = 1 << 20
 
 _u64_le = struct.Struct("<Q").unpack_from
 
+_SNAPPY_CODEC: Final = pa.Codec("snappy")
 _XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big")
 _HEADER_SIZE: Final = 16
 _MAGIC_WORD: Final = _XERIAL_MAGIC >> 32
@@ -280,10 +281,10 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
 def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
     """Returns the decompressed bytes of a xerial stream or of one raw block.
 
-    Memory: one buffer with the sum of the uncompressed sizes that the blocks state. Before this
-    buffer is allocated, each size is checked against the compressed size of the block, and the sum
-    against the limit. For a hostile payload of empty blocks, the list of blocks takes about 25
-    bytes per payload byte.
+    Memory: one buffer with the sum of the uncompressed sizes that the blocks state, and one for a
+    block. Before they are allocated, each size is checked against the compressed size of the block,
+    and the sum against the limit. For a hostile payload of empty blocks, the list of blocks takes
+    about 25 bytes per payload byte.
     """
     view = byte_view(payload)
     if len(view) < 8 or _u64(view)[0] != _XERIAL_MAGIC:
@@ -296,17 +297,25 @@ def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLik
     start = 0
     try:
         if len(blocks) == 1:
-            ((start, stop, _),) = blocks
-            return memoryview(cramjam.snappy.decompress_raw(view[start:stop]))
+            ((start, stop, size),) = blocks
+            return _snappy_block(view[start:stop], size)
         content = np.empty(total, dtype=np.uint8).data
         filled = 0
         for start, stop, size in blocks:
-            # Raises if the block's content does not have exactly the size that the block states.
-            cramjam.snappy.decompress_raw_into(view[start:stop], content[filled : filled + size])
+            content[filled : filled + size] = _snappy_block(view[start:stop], size)
             filled += size
-    except cramjam.DecompressionError as error:
+    except OSError as error:
         raise DecompressionError(f"snappy: {error}", position=start) from error
     return content
+
+
+def _snappy_block(block: memoryview, size: int) -> memoryview:
+    """Returns the content of a raw block. `size` must be the size that the block states.
+
+    Raises:
+        OSError: The block is invalid, or its content has another size.
+    """
+    return memoryview(_SNAPPY_CODEC.decompress(block, decompressed_size=size)).cast("B")
 
 
 def _stream_blocks(view: memoryview) -> list[tuple[int, int, int]]:

@@ -43,6 +43,8 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
+import pyarrow as pa
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Unpack
@@ -149,11 +151,10 @@ def _gzip(payload: bytes) -> bytes:
 
 
 def _snappy(payload: bytes) -> bytes:
-    import cramjam
-
+    codec = pa.Codec("snappy")
     out = [_XERIAL_HEADER]
     for start in range(0, len(payload), _XERIAL_BLOCK_BYTES):
-        block = bytes(cramjam.snappy.compress_raw(payload[start : start + _XERIAL_BLOCK_BYTES]))
+        block = codec.compress(payload[start : start + _XERIAL_BLOCK_BYTES], asbytes=True)
         out += [struct.pack(">i", len(block)), block]
     return b"".join(out)
 
