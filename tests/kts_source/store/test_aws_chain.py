@@ -11,7 +11,7 @@ import http.server
 import json
 import re
 import threading
-import time
+import types
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -212,6 +212,17 @@ def prepare(name: str, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, folder: 
         )
 
 
+def two_hours_later() -> types.SimpleNamespace:
+    """Returns a module `datetime` for botocore, whose keys have a lifetime of one hour."""
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Later:
+            return super().now(tz) + datetime.timedelta(hours=2)
+
+    return types.SimpleNamespace(datetime=Later, timedelta=datetime.timedelta)
+
+
 ISSUED = ("imds", "container", "web identity", "assume role", "sso")
 
 
@@ -278,7 +289,7 @@ def test_expiring_keys_are_renewed_during_a_scan(
 ) -> None:
     """The lifetime of the keys is shorter than botocore's renewal margin."""
     prepare(source, issuer, monkeypatch, tmp_path)
-    issuer.seconds = 5.0
+    issuer.seconds = 300.0
     with opened(server, **reader) as store:
         for _ in range(3):
             read_all(store)
@@ -324,11 +335,10 @@ def test_failed_renewal_of_keys_raises_error(
 ) -> None:
     prepare("container", issuer, monkeypatch, tmp_path)
     monkeypatch.setattr(botocore.utils.ContainerMetadataFetcher, "SLEEP_TIME", 0)
-    issuer.seconds = 1.0
     with opened(server, **reader) as store:
         assert store.get_range("x", 0, 9) == DATA[:9]
-        issuer.refuses = True
-        time.sleep(1.2)
+        issuer.seconds, issuer.refuses = 86_400.0, True
+        monkeypatch.setattr(botocore.credentials, "datetime", two_hours_later())
         with pytest.raises(StoreError) as caught:
             store.get_range("x", 0, 9)
     assert "s" * 20 not in str(caught.value)
