@@ -112,7 +112,7 @@ def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
 @flag(
     "--zero-copy",
     is_flag=True,
-    help="Serve the old segments in place; both clusters use one LocalTieredStorage folder.",
+    help="Serve the old segments in place; both clusters use the same folder or bucket.",
 )
 @flag(
     "--resume-at",
