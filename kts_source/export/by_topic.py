@@ -73,7 +73,8 @@ def exports_of(
         target: The target. `{topic}` is replaced by the name of the topic; for Iceberg, with `_`
             in place of `.`.
         topic_options: Options of single topics, by topic. They take precedence over `source`, but
-            cannot select topics.
+            cannot select topics. Without `{topic}`, they can only have options `key.*` and
+            `value.*`, which are checked when the export begins.
         arguments: See `backfill`. `dead_letters` may contain `{topic}`, too.
 
     Raises:
@@ -82,8 +83,8 @@ def exports_of(
         TieredKafkaError: `subscribePattern` is set, and the topics cannot be listed.
     """
     if TOPIC_FIELD not in os.fspath(target):
-        settings = export_settings(target, source=source, **arguments)
-        return [TableExport("", source, replace(settings, topic_options=Secret(topic_options)))]
+        single = export_settings(target, source=source, **arguments)
+        return [TableExport("", source, replace(single, topic_options=Secret(topic_options)))]
     sources = sources_by_topic(source, topic_options)
 
     def export_of(topic: str, of_topic: dict[str, str]) -> TableExport:

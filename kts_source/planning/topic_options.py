@@ -77,17 +77,17 @@ def options_by_topic(source: Options, topic_options: Mapping[str, Options]) -> S
         return parse_options(source)
     prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
     for topic, own in topic_options.items():
-        if other := [name for name in own if not name.lower().startswith(prefixes)]:
+        if refused := [name for name in own if not name.lower().startswith(prefixes)]:
             raise InvalidOptionError(
-                f"topic_options of {topic!r} have option {other[0]!r}, but in one table only"
+                f"topic_options of {topic!r} have option {refused[0]!r}, but in one table only"
                 f" options key.* and value.* can differ by topic. Set it for all topics, or"
                 f" {TABLE_PER_TOPIC}"
             )
     sources = sources_by_topic(source, topic_options)
     parsed = for_each_topic(sources, lambda _, of_topic: parse_options(of_topic))
     (first, options), *others = parsed.items()
-    for topic, other in others:
-        _check_equal_columns(first, options, topic, other)
+    for topic, of_topic in others:
+        _check_equal_columns(first, options, topic, of_topic)
     texts = _without_formats(option_texts(source))
     if pattern := [name for name in texts if name.lower() == "subscribepattern"]:
         del texts[pattern[0]]

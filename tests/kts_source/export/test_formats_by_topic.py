@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ def avro_bytes(value: Any) -> bytes:  # noqa: ANN401
     if isinstance(value, bool):
         return bytes([value])
     if isinstance(value, float):
-        return pa.array([value]).buffers()[1].to_pybytes()[:8]
+        return struct.pack("<d", value)
     return text(value) if isinstance(value, str) else long(value)
 
 
@@ -194,7 +195,7 @@ def test_golden_json_topics_and_an_avro_format_are_in_one_table(
             json.loads(each) for each in golden[topic] if (each or b"").startswith(b'{"id"')
         ]
         assert sorted(found) == sorted(document[name] for document in documents)
-        assert len(found) > 500
+        assert len(found) > 300
 
 
 def test_fields_partition_and_sort_and_filter_rows_of_all_topics(
