@@ -333,23 +333,6 @@ def with_json_fields(form: ColumnFormat, kind: pa.DataType) -> ColumnFormat:
     return replace(form, schema=print_ddl(_extended_type(parse_ddl(form.schema), kind)))
 
 
-def with_table_fields(form: ColumnFormat, kind: pa.DataType) -> ColumnFormat:
-    """Returns a JSON format with the fields of a table's column added to its schema. Fields of
-    other topics are skipped if their types do not exist in JSON.
-    """
-    if form.topic and pa.types.is_struct(kind):
-        kind = pa.struct([each for each in kind if _is_in_ddl(each.type)])
-    return with_json_fields(form, kind)
-
-
-def _is_in_ddl(kind: pa.DataType) -> bool:
-    try:
-        print_ddl(kind)
-    except ValueError:
-        return False
-    return True
-
-
 def _extended_type(kind: pa.DataType, more: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind) and pa.types.is_struct(more):
         fields = [

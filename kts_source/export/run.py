@@ -361,10 +361,10 @@ class _Run:
         """Adds the fields of the table to the schemas of JSON formats. Otherwise, the tasks of each
         run would find the fields again that an earlier run added.
         """
-        from kts_source.export.new_fields import with_table_fields
+        from kts_source.export.new_fields import with_json_fields
 
         formats = tuple(
-            with_table_fields(form, canonical_type(table.field(form.column).type))
+            with_json_fields(form, canonical_type(table.field(form.column).type))
             if form.format in (JSON, JSON_CONFLUENT) and form.column in table.names
             else form
             for form in self.options.formats

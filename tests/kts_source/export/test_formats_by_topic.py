@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import uuid
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,9 +24,20 @@ from kts_source.errors import (
     SchemaChangedError,
 )
 from kts_source.export.by_topic import exports_of
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import expected_table, tier_options
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.read.typed_tier import OLD, SCHEMA, avro, long, text, write, write_two_schemas
+from tests.kts_source.export.test_follow import Driven
+from tests.kts_source.read.typed_tier import (
+    OLD,
+    SCHEMA,
+    T0,
+    avro,
+    long,
+    text,
+    write,
+    write_two_schemas,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -383,11 +395,15 @@ def test_new_fields_are_reported_with_their_topic(tmp_path: Path) -> None:
     # A topic cannot add a field with another type than another topic.
     with pytest.raises(InvalidOptionError, match=r"value\.new is int64 in topic a and string in"):
         Lake(tmp_path / "add", "delta").export(source, topic_options=own, on_new_fields="add")
-    own["b"] = JSON | {"value.schema": f"{JSON['value.schema']}, new string"}
-    source["subscribe"] = "b,orders"
     del own["a"]
-    report = lake.export(source, topic_options=own, on_new_fields="add")
-    assert report.rows == 0
+    source["subscribe"] = "b,orders"
+    both = Lake(tmp_path / "both", "iceberg")
+    (tmp_path / "both").mkdir()
+    report = both.export(source, topic_options=own, on_new_fields="add")
+    assert (report.rows, report.new_fields) == (15, ())
+    assert set(report.added_fields) == {"value.new (topic b)", *names}
+    assert [value["new"] for value in values_in(both, "b")] == [f"{n}" for n in range(5)]
+    assert [value["price"] for value in values_in(both, "orders")][2] == Decimal("2.56")
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
@@ -420,6 +436,24 @@ def test_new_fields_of_each_topic_are_added(table_format: str, tmp_path: Path) -
     assert clicks[7]["page"] == {"url": "/"}
     assert {value.get("score") for value in values_in(lake, "orders")} == {None}
     assert lake.export(source, **add).rows == 0
+
+
+def test_follow_continues_each_topic_with_its_format(tier: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+
+    def gain() -> None:
+        log = LogBuilder(start_offset=12)
+        log.append([SimpleRecord(click(n), b"k", timestamp=T0) for n in range(12, 16)])
+        topic_id = uuid.uuid5(uuid.NAMESPACE_URL, "clicks")
+        files = log.roll()
+        assert files is not None
+        writer = AivenTierWriter(tier["path"], topic="clicks", topic_id=topic_id, partition=0)
+        writer.write_segment(files)
+
+    driven = Driven([gain, lambda: None])
+    report = driven.run(lake, tier, topic_options=BOTH, round_bytes=1 << 30)
+    assert (report.rows, driven.outcomes) == (31, ["done", "done", "idle"])
+    assert [value["id"] for value in values_in(lake, "clicks")] == list(range(16))
 
 
 # -- refused options
@@ -473,7 +507,7 @@ def test_command_writes_topics_with_different_formats_to_one_table(
     tier: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lake = Lake(tmp_path, "delta")
-    arguments = ["export", tier["path"], tier["subscribe"], lake.target, "--workers", "1"]
+    arguments = ["export", tier["path"], tier["subscribe"], lake.target, "--workers", "2"]
     arguments += ["--table-format", "delta", "-o", "cache=false", "--json"]
     for topic, options in BOTH.items():
         for name, value in options.items():
