@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import struct
 import uuid
@@ -24,6 +25,9 @@ from kts_source.errors import (
     SchemaChangedError,
 )
 from kts_source.export.by_topic import exports_of
+from kts_source.export.task import ExportJob, WriteTarget
+from kts_source.options import parse_options
+from kts_source.secret import Secret
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import expected_table, tier_options
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -496,11 +500,16 @@ def test_contradicting_options_of_topics_are_refused(
         Lake(tmp_path, "delta").export(tier, topic_options=own)
 
 
-def test_settings_do_not_show_options_of_topics(tier: dict[str, str], tmp_path: Path) -> None:
-    own = {"clicks": JSON | {"value.schema-registry.basic.auth.user.info": "me:secret"}}
+def test_settings_and_tasks_do_not_show_options_of_topics(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
+    own = {"clicks": JSON | {"value.schema-registry.basic.auth.user.info": "me:hidden"}}
     (export,) = exports_of(tier, tmp_path / "lake", own)
     assert export.settings.topic_options.reveal() == own
-    assert "secret" not in repr(export)
+    assert "hidden" not in repr(export)
+    target = WriteTarget(str(tmp_path), Secret({}), "", "", "file")
+    job = ExportJob(parse_options(tier), target, "run", export.settings)
+    assert b"hidden" not in pickle.dumps(job)
 
 
 def test_command_writes_topics_with_different_formats_to_one_table(
