@@ -254,11 +254,11 @@ def write_restore(
         )
     settings = target_settings(target or {}) if plan.zero_copy else None
     disk = LogDir(log_dir, plan.cluster_id, plan.node_id)
-    journal = Journal(plan_path, plan)
     source_ids = {each.topic: each.topic_id for each in plan.partitions}
     tier = _with_topic_ids(options, source_ids) if plan.zero_copy else options
     parsed = source_options(tier)
     with disk.locked():
+        journal = Journal(plan_path, plan)
         folders = _partition_folders(plan, journal, disk)
         sources = _plan_unchanged_tier(plan, parsed)
         if journal.is_complete:
@@ -278,17 +278,32 @@ def write_restore(
 
 
 def _partition_folders(plan: RestorePlan, journal: Journal, disk: LogDir) -> dict[str, Path]:
-    """Returns the folder of each partition. Checks that it is empty, or that an earlier attempt
-    wrote it.
+    """Returns the folder of each partition. Checks that it is empty, or has what an earlier attempt
+    wrote.
     """
     folders = {
         each.name: disk.partition(each.name, plan.target_ids[each.target_topic])
         for each in plan.partitions
     }
     for name, folder in folders.items():
-        if journal.staged(name) is None:
+        staged = journal.staged(name)
+        if staged is None:
             check_empty(folder)
+        elif journal.is_placed(name) and not journal.has("committed"):
+            _check_logs(folder, staged["files"])
     return folders
+
+
+def _check_logs(folder: Path, files: Mapping[str, int]) -> None:
+    """Checks that a folder still has the logs that an earlier attempt placed."""
+    for name, size in files.items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else 0
+        if path.suffix == ".log" and found < size:
+            raise InvalidOptionError(
+                f"{path} has {found} bytes, but the journal records {size}: it was changed after"
+                " it was written. Restore into a new topic"
+            )
 
 
 def _check_written(

@@ -44,6 +44,7 @@ from tests.kts_source.planning.scanning import scan
 from tests.kts_source.restore.world import copied_tier, new_cluster
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import pyarrow as pa
@@ -405,6 +406,43 @@ def test_second_write_changes_nothing(cluster: NewCluster) -> None:
     assert cluster.files() == before
 
 
+def test_write_reads_steps_of_another_write_that_just_ended(
+    cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    locked = writing.LogDir.locked
+
+    def locked_later(disk: writing.LogDir) -> AbstractContextManager[None]:
+        monkeypatch.setattr(writing.LogDir, "locked", locked)
+        cluster.write(EPOCHS)
+        return locked(disk)
+
+    monkeypatch.setattr(writing.LogDir, "locked", locked_later)
+    cluster.write(EPOCHS)
+    steps = [step["step"] for step in _journal(cluster).steps]
+    assert steps == ["begin", "staged", "placed", "written", "checked"]
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_write_after_log_directory_lost_its_records_is_rejected(
+    steps: int, cluster: NewCluster
+) -> None:
+    _restore(cluster, "epochs")
+    path = _journal(cluster).path
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:steps]))
+    for log in cluster.log_dir.rglob("*.log"):
+        log.write_bytes(b"")
+    before = cluster.files()
+    with pytest.raises(InvalidOptionError, match="was changed after it was written"):
+        cluster.write(EPOCHS)
+    assert cluster.files() == before
+
+
+def _journal(cluster: NewCluster) -> Journal:
+    return Journal(str(cluster.plan_file), read_plan(str(cluster.plan_file)))
+
+
 def test_write_to_second_log_directory_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     plan = cluster.plan(EPOCHS)
@@ -535,7 +573,7 @@ class _CrashError(Exception):
 
 def test_resumed_write_with_changed_file_is_rejected(cluster: NewCluster) -> None:
     _restore(cluster, "epochs")
-    journal = Journal(str(cluster.plan_file), read_plan(str(cluster.plan_file)))
+    journal = _journal(cluster)
     kept = [line for line in journal.path.read_text().splitlines() if '"staged"' in line]
     begin = journal.path.read_text().splitlines()[0]
     journal.path.write_text(f"{begin}\n{kept[0]}\n")
