@@ -69,15 +69,25 @@ class Journal:
             )
 
     def add(self, step: str, **facts: Any) -> dict[str, Any]:  # noqa: ANN401  # values of JSON
-        """Appends a step to the file, syncs the file, and returns the step."""
+        """Appends a step to the file, syncs the file, and returns the step.
+
+        Raises:
+            InvalidOptionError: The journal cannot be written.
+        """
         entry = {"step": step, **facts}
-        if self._size_to_keep is not None:
-            os.truncate(self.path, self._size_to_keep)
-            self._size_to_keep = None
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            if self._size_to_keep is not None:
+                os.truncate(self.path, self._size_to_keep)
+                self._size_to_keep = None
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InvalidOptionError(
+                f"journal {self.path} cannot be written: {error}. Remove the cause, such as a full"
+                " disk, and run the command again"
+            ) from error
         self.steps.append(entry)
         return entry
 
