@@ -224,7 +224,9 @@ def export(
             require("matplotlib", "plot", "--png")  # fail before the work, not after it
             check_output(png)
         exports = _exports(options, target, topic_options, named)
-        report = _run(target, exports, workers, with_spark=with_spark, as_json=as_json)
+        report = _run(
+            target, exports, workers, with_spark=with_spark, as_json=as_json, prometheus=prometheus
+        )
     if prometheus is not None:
         write_atomically(prometheus, report.to_prometheus())
     if png is not None:
@@ -240,11 +242,16 @@ def _failure_metrics(prometheus: str | None, target: str) -> Iterator[None]:
         yield
     except Exception as error:
         if prometheus is not None:
-            try:
-                write_atomically(prometheus, failure_to_prometheus(target, error))
-            except InvalidOptionError as unwritten:  # the first error is more important
-                click.echo(f"kts: {unwritten}", err=True)
+            _try_write(prometheus, failure_to_prometheus(target, error))
         raise
+
+
+def _try_write(prometheus: str, text: str) -> None:
+    """Writes metrics. Prints an error instead of raising it: the export is more important."""
+    try:
+        write_atomically(prometheus, text)
+    except InvalidOptionError as error:
+        click.echo(f"kts: {error}", err=True)
 
 
 def _exports(
@@ -279,9 +286,10 @@ def _run(
     *,
     with_spark: bool,
     as_json: bool,
+    prometheus: str | None,
 ) -> BackfillReport:
     from kts_source.export.by_topic import run_exports
-    from kts_source.export.follow import follow
+    from kts_source.export.follow import DONE, IDLE, follow
     from kts_source.export.progress import NO_PROGRESS, default_progress
     from kts_source.export.rejections import check_sample
     from kts_source.export.report import BackfillReport
@@ -302,8 +310,13 @@ def _run(
     def run(each: TableExport) -> BackfillReport:
         return run_export(each.source, each.settings, executor, progress=progress)
 
+    def on_round(metrics: RoundMetrics, total: BackfillReport) -> None:
+        if prometheus is not None and metrics.outcome in (DONE, IDLE):
+            _try_write(prometheus, total.to_prometheus())
+        click.echo(json_text(json_fields(metrics)))
+
     if follows:
-        report = follow(first.source, first.settings, executor, on_round=_print_round)
+        report = follow(first.source, first.settings, executor, on_round=on_round)
         click.echo(str(report), err=True)  # standard output has only a line of JSON per round
         return report
     limit = None if first.settings.dead_letters is None else first.settings.max_rejected
@@ -330,7 +343,3 @@ def _print_report(report: BackfillReport, *, as_json: bool) -> None:
         print_json({**json_fields(report), "ratio": report.ratio, "tables": tables})
     else:
         click.echo(str(report))
-
-
-def _print_round(metrics: RoundMetrics) -> None:
-    click.echo(json_text(json_fields(metrics)))

@@ -148,7 +148,9 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "lake"
+    metrics = tmp_path / "export.prom"
     arguments = ["epochs", str(target), *WHERE[2:], "--workers", "1", "--round-bytes", "1"]
+    arguments += ["--prometheus", str(metrics)]
     child = subprocess.Popen(
         [sys.executable, "-m", "kts_source.cli", "export", str(TIER), *arguments, "--follow"],
         stdout=subprocess.PIPE,
@@ -161,6 +163,7 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
         while remaining:
             line = json.loads(child.stdout.readline())
             rows, remaining = rows + line["rows"], line["leftBytes"]
+        assert re.search(rf"^kts_export_rows\{{.*\}} {rows}$", metrics.read_text(), re.MULTILINE)
         child.terminate()
         out, err = child.communicate(timeout=120)
     due = expected_table("epochs", "read_committed").num_rows
