@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli.flags import Command, Integer, flag
+from kts_source.cli.flags import ByteSize, Command, Integer, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
@@ -73,10 +73,15 @@ _MAINTENANCE: Final = "Maintenance"
 @flag("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
 @json_flag
 @flag("--sort-within-files", multiple=True, group=_WRITING, help="Column or field. Repeatable.")
-@flag("--target-file-bytes", type=int, group=_WRITING, help="Close a file at this size.")
+@flag("--target-file-bytes", type=ByteSize(), group=_WRITING, help="Close a file at this size.")
 @flag("--row-group-rows", type=int, group=_WRITING, help="Maximum rows of a row group.")
 @flag("--compression", group=_WRITING, help="Codec of the Parquet pages.")
-@flag("--commit-bytes", type=int, group=_WRITING, help="Minimum original bytes per commit.")
+@flag(
+    "--commit-bytes",
+    type=ByteSize(),
+    group=_WRITING,
+    help="Minimum original bytes per commit, such as 8g.",
+)
 @flag(
     "--tombstones",
     type=click.Choice(["keep", "remove", "remove-old"]),
@@ -130,7 +135,7 @@ _MAINTENANCE: Final = "Maintenance"
 )
 @flag("--png", metavar="FILE", group=_WRITING, help="Save the report as a picture.")
 @flag("--interval", group=_ROUNDS, help="Time between rounds: 60s, 15m, 1h.  [default: 60s]")
-@flag("--round-bytes", type=int, group=_ROUNDS, help="Approximate original bytes per round.")
+@flag("--round-bytes", type=ByteSize(), group=_ROUNDS, help="Approximate original bytes per round.")
 @flag(
     "--no-resume",
     is_flag=True,

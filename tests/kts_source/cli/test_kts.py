@@ -186,10 +186,13 @@ def test_export_command_supports_commit_bytes_and_compact(
     keyed = ("--where", "key is not null")
     where = ("--subscribe", "compacted", *keyed, "--workers", "1", "--json")
     plain, compact = tmp_path / "plain", tmp_path / "compact"
-    small = ("--commit-bytes", "1", "--target-partition-bytes", "20k")
+    small = ("--commit-bytes", "1k", "--target-partition-bytes", "20k")
     code, out, _ = run(capsys, "export", str(plain), *where, *small)
     assert code == 0
     assert json.loads(out)["commits"] > 1
+    code, _, err = run(capsys, "export", str(plain), *where, "--commit-bytes", "1x")
+    assert code == 2
+    assert "'--commit-bytes' must be a size such as 134217728 or 128m, not '1x'" in err
     arguments = ("--table-format", "delta", "--compact", "--tombstones", "remove")
     code, out, _ = run(capsys, "export", str(compact), *where, *arguments)
     assert code == 0
