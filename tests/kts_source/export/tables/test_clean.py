@@ -141,20 +141,20 @@ def test_clean_keeps_files_of_another_iceberg_table_in_the_same_folder(
         assert clean(lake.settings(), older_than_hours=-1) == ()
 
 
-BOMB = gzip.compress(bytes(300 << 20), 1)
-DAMAGED_METADATA = [
-    b"",
-    b"[]",
-    b"{",
-    b'{"snapshots": [1]}',
-    b"\xff\xfe",
-    b"\x1f\x8b\x08",
-    BOMB[:-9],
-    BOMB,
-]
+BOMB = gzip.compress(bytes(1 << 20), mtime=0) * 300
+DAMAGED_METADATA = {
+    "empty": b"",
+    "list": b"[]",
+    "truncated": b"{",
+    "wrong type": b'{"snapshots": [1]}',
+    "not utf-8": b"\xff\xfe",
+    "gzip header": b"\x1f\x8b\x08",
+    "truncated gzip": BOMB[:-9],
+    "gzip of 300 MiB": BOMB,
+}
 
 
-@pytest.mark.parametrize("metadata", DAMAGED_METADATA, ids=lambda metadata: repr(metadata[:12]))
+@pytest.mark.parametrize("metadata", DAMAGED_METADATA.values(), ids=DAMAGED_METADATA)
 def test_clean_refuses_unreadable_metadata_in_the_folder_of_an_iceberg_table(
     tmp_path: Path, metadata: bytes
 ) -> None:
