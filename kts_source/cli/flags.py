@@ -133,13 +133,16 @@ class Integer(click.IntRange):
     name = "integer"
 
 
-class ByteSize(click.ParamType):
+class ByteSize(click.types.IntParamType):
     """A size in bytes, plain or with a unit, as in options of the data source."""
 
     name = "size"
 
     def convert(
-        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+        self,
+        value: Any,  # noqa: ANN401  # as in click
+        param: click.Parameter | None,
+        ctx: click.Context | None,
     ) -> int:
         """Returns the size. Raises `InvalidOptionError` for other texts."""
         flag_name = self.name if param is None else param.opts[0]
