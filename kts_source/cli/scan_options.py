@@ -32,6 +32,7 @@ import click
 from kts_source.cli.flags import (
     SERVERS,
     SOURCE_FLAGS,
+    PathText,
     SuggestedText,
     flag,
     flag_name,
@@ -46,6 +47,7 @@ from kts_source.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 
 log = logging.getLogger(__name__)
@@ -177,7 +179,7 @@ def _option_name(key: str, file: Path, profile: str) -> str:
     if "." in key or key in _OPTION_OF_FLAG.values():
         return key
     near = difflib.get_close_matches(f"--{key}", _OPTION_OF_FLAG, n=1)
-    hint = f": did you mean {near[0][2:]}?" if near else ""
+    hint = f": did you mean {near[0][2:]}?" if near else ". Profiles set options of the data source"
     raise InvalidOptionError(f"{file}, profile {profile!r}: unknown setting {key!r}{hint}")
 
 
@@ -271,18 +273,20 @@ def scan_options(
             if "target" in arguments:
                 *given, values["target"] = given  # type: ignore[assignment]
             _add_arguments(options, given, profile, takes_topic="topic" in arguments)
+            set_here = frozenset(options)
             options = with_defaults(options, profile)
             if every_topic and not any(name in options for name in SELECTIONS):
                 options["subscribePattern"] = ".*"
-            if "topic" in arguments and "target" not in arguments:
-                require_topic(options)
-            with _failure_logged(verbose=verbose):
+            with _failure_logged(verbose=verbose), _default_named(set_here, profile):
+                if "topic" in arguments and "target" not in arguments:
+                    require_topic(options)
                 command(options, **values)
 
         decorated: Callable[..., None] = run
         for decorator in _COMMON:
             decorated = decorator(decorated)
-        for option in sorted(flags, key=lambda option: _rank(option.name, essential), reverse=True):
+        # Each decorator adds its flag before the existing ones.
+        for option in sorted(flags, key=lambda option: _rank(option.name, essential))[::-1]:
             decorated = source_flag(option, is_essential=option.name in essential)(decorated)
         if arguments:
             decorated = _positional(arguments)(decorated)
@@ -300,7 +304,7 @@ def _positional(arguments: Sequence[str]) -> Callable[[Callable[..., None]], Cal
     metavar = " ".join(
         name.upper() if name == "target" else f"[{name.upper()}]" for name in arguments
     )
-    return click.argument("given", nargs=-1, required=required, metavar=metavar)
+    return click.argument("given", nargs=-1, required=required, metavar=metavar, type=PathText())
 
 
 _COMMON: Final = (
@@ -353,14 +357,20 @@ def _add_arguments(
     """
     names = ("path", "subscribe") if takes_topic else ("path",)
     if len(given) > len(names):
-        raise click.UsageError(f"Got unexpected extra argument ({given[len(names)]})")
-    if takes_topic and len(given) == 1:
-        if _is_topic(given[0], with_defaults(options, profile)):
+        hint = ". Separate topics by commas, without spaces" if takes_topic else ""
+        raise click.UsageError(f"Got unexpected extra argument ({given[len(names)]}){hint}")
+    if takes_topic and given:
+        may_be_topic = _is_topic(given[0], with_defaults(options, profile))
+        if may_be_topic and len(given) == 1:
             names = ("subscribe",)
-        elif _is_missing_folder(given[0]):
+        elif _is_missing_folder(given[0]) and (may_be_topic or len(given) == 1):
+            hint = (
+                "If it is the topic, set PATH before it, or set --path or KTS_PATH"
+                if len(given) == 1
+                else f"Separate topics by commas, without spaces: {','.join(given)}"
+            )
             raise InvalidOptionError(
-                f"argument {given[0]!r} is taken as PATH, but no such folder exists. If it is the"
-                " topic, set PATH before it, or set --path or KTS_PATH"
+                f"argument {given[0]!r} is taken as PATH, but no such folder exists. {hint}"
             )
     for option, text in zip(names, given, strict=False):
         if option in options:
@@ -383,8 +393,12 @@ def _is_missing_folder(text: str) -> bool:
     return not any(Path(path).expanduser().exists() for path in (text, *text.split(",")))
 
 
-def require_topic(options: Mapping[str, str]) -> None:
+def require_topic(options: Mapping[str, str], target: str | None = None) -> None:
     """Checks that the options select topics.
+
+    Args:
+        options: Options of the command.
+        target: The last argument, if the command has a TARGET.
 
     Raises:
         InvalidOptionError: TOPIC is missing. The message lists the topics of the tier.
@@ -397,7 +411,8 @@ def require_topic(options: Mapping[str, str]) -> None:
     parsed = parse_any_options({**options, "subscribePattern": ".*"})
     topics = topics_of_tier(parsed) if parsed.path else ()
     listed = f"; topics of this tier: {', '.join(topics)}" if topics else ""
-    raise InvalidOptionError(f"TOPIC is missing{listed}")
+    taken = "" if target is None else f" ({target!r} is taken as TARGET)"
+    raise InvalidOptionError(f"TOPIC is missing{taken}{listed}")
 
 
 class _Printable(logging.Formatter):
@@ -418,6 +433,27 @@ def _failure_logged(*, verbose: bool) -> Iterator[None]:
     except TieredKafkaError as error:
         if verbose:
             log.error("the command failed: %s", type(error).__name__)
+        raise
+
+
+@contextmanager
+def _default_named(set_here: AbstractSet[str], profile: str | None) -> Iterator[None]:
+    """Appends to an error of an option the environment variable or the profile that sets it.
+
+    Args:
+        set_here: Options that the command line sets.
+        profile: As for `with_defaults`.
+    """
+    try:
+        yield
+    except InvalidOptionError as error:
+        for variable, name in _OPTION_OF_VARIABLE.items():
+            if name in set_here or f"option {name!r}" not in error.message:
+                continue
+            if os.environ.get(variable):
+                raise error.extended(f". {variable} in the environment sets it") from None
+            if name in _from_profile(profile):
+                raise error.extended(f". The profile in {_file()} sets it") from None
         raise
 
 

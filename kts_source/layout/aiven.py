@@ -4,7 +4,13 @@
     suffixes: log, indexes, rsm-manifest
 
 The manifest of a segment is uploaded last, so a segment with a manifest is complete unless it is
-being deleted. Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
+being deleted.
+
+A restore with zero copy copies only the manifest to the folder of another topic and topic id. The
+manifest still names the original topic, so the log and the indexes are found in its folder. The
+plugin finds them by the object key in the segment's custom metadata.
+
+Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
 """
 
 from __future__ import annotations
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import SegmentName
     from kts_source.store.object_store import ObjectInfo, ObjectStore
     from segment_format.manifest.segment_manifest import IndexRange
+    from segment_format.metadata.model import RemoteLogSegmentMetadata
 
 log = logging.getLogger(__name__)
 
@@ -203,34 +210,22 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
             "the manifest has no remoteLogSegmentMetadata, like manifests written before September"
             " 2023, so the offsets of the segment are unknown"
         )
-    named = metadata.segment_id.topic_id_partition
-    expected = (entry.topic, entry.partition, entry.base_offset)
-    if (named.topic, named.partition, metadata.start_offset) != expected:
-        if named.topic != entry.topic and entry.topic.endswith(named.topic):
-            before = entry.described_by.rpartition(f"{entry.topic}-{entry.topic_id}/")[0]
-            prefix = before + entry.topic.removesuffix(named.topic)
-            raise KeyPrefixError(
-                f"the manifest is of topic {named.topic!r}; did you mean keyPrefix {prefix!r}?",
-                key_prefix=prefix,
-                topic=entry.topic,
-                uri=entry.described_by,
-            )
-        raise InvalidManifestError(
-            f"the manifest describes {named.topic}-{named.partition} from offset"
-            f" {metadata.start_offset}, but its name states {entry.topic}-{entry.partition} from"
-            f" offset {entry.base_offset}"
-        )
+    is_copy = _is_copy(entry, metadata)
+    _check_identity(entry, metadata, is_copy=is_copy)
     size = manifest.chunk_index.transformed_size
     log = entry.object(LOG_SUFFIX)
-    key = entry.described_by.removesuffix(MANIFEST_SUFFIX) + LOG_SUFFIX
-    # If the log object is missing, use the size in the manifest.
-    ref = ObjectRef(key, size, None) if log is None else ObjectRef.of(log)
+    stem = _stem(entry, metadata) if is_copy else entry.described_by.removesuffix(MANIFEST_SUFFIX)
+    # If the log object is missing or in another folder, use the size in the manifest.
+    ref = ObjectRef(stem + LOG_SUFFIX, size, None) if log is None else ObjectRef.of(log)
     if size != ref.size:
         raise InvalidManifestError(
             f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}"
             " bytes: the object was truncated, or belongs to another manifest"
         )
-    indexes = entry.object(INDEXES_SUFFIX)
+    listed = entry.object(INDEXES_SUFFIX)
+    indexes = None if listed is None else ObjectRef.of(listed)
+    if is_copy and log is None:
+        indexes = ObjectRef(stem + INDEXES_SUFFIX, manifest.segment_indexes.transformed_size, None)
     return RemoteSegment(
         topic=entry.topic,
         topic_id=entry.topic_id,
@@ -246,9 +241,59 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
             chunk_index=manifest.chunk_index,
             compression=manifest.compression,
             encryption=manifest.encryption,
-            indexes={} if indexes is None else _stored_indexes(manifest, ObjectRef.of(indexes)),
+            indexes={} if indexes is None else _stored_indexes(manifest, indexes),
         ),
     )
+
+
+def _is_copy(entry: SegmentEntry, metadata: RemoteLogSegmentMetadata) -> bool:
+    """Returns whether the manifest describes the same segment of another topic id, whose log is not
+    in the folder of this topic id.
+    """
+    segment_id = metadata.segment_id
+    return (
+        uuid_to_text(segment_id.topic_id_partition.topic_id) != entry.topic_id
+        and uuid_to_text(segment_id.id) == entry.segment_id
+        and (entry.object(LOG_SUFFIX) is None or _folder_of(entry) not in entry.described_by)
+    )
+
+
+def _check_identity(
+    entry: SegmentEntry, metadata: RemoteLogSegmentMetadata, *, is_copy: bool
+) -> None:
+    named = metadata.segment_id.topic_id_partition
+    expected = (named.topic if is_copy else entry.topic, entry.partition, entry.base_offset)
+    if (named.topic, named.partition, metadata.start_offset) != expected:
+        if named.topic != entry.topic and entry.topic.endswith(named.topic):
+            before = entry.described_by.rpartition(f"{entry.topic}-{entry.topic_id}/")[0]
+            prefix = before + entry.topic.removesuffix(named.topic)
+            raise KeyPrefixError(
+                f"the manifest is of topic {named.topic!r}; did you mean keyPrefix {prefix!r}?",
+                key_prefix=prefix,
+                topic=entry.topic,
+                uri=entry.described_by,
+            )
+        raise InvalidManifestError(
+            f"the manifest describes {named.topic}-{named.partition} from offset"
+            f" {metadata.start_offset}, but its name states {entry.topic}-{entry.partition} from"
+            f" offset {entry.base_offset}"
+        )
+
+
+def _stem(entry: SegmentEntry, metadata: RemoteLogSegmentMetadata) -> str:
+    """Returns the beginning of the keys of the log and the indexes, up to the dot. They are in the
+    folder of the topic that the copied manifest names.
+    """
+    named = metadata.segment_id.topic_id_partition
+    stem = entry.described_by.removesuffix(MANIFEST_SUFFIX)
+    prefix, own_folder, name = stem.rpartition(_folder_of(entry))
+    if not own_folder:  # the custom metadata led to the manifest in the original folder
+        return stem
+    return f"{prefix}{named.topic}-{uuid_to_text(named.topic_id)}/{named.partition}/{name}"
+
+
+def _folder_of(entry: SegmentEntry) -> str:
+    return f"{entry.topic}-{entry.topic_id}/{entry.partition}/"
 
 
 _INDEX_FIELDS: Final = tuple((kind, kind.name.lower()) for kind in IndexType)

@@ -54,10 +54,10 @@ _GROUP_SEGMENTS: Final = 16
 _INLINE_SEGMENTS: Final = 8
 _SIDE_FILES: Final = frozenset(IndexType) - {IndexType.TRANSACTION}
 _MAX_LISTED: Final = 10_000
-_MAX_EMPTY_LOGS: Final = 100_000
-_EMPTY_LOGS: Final[dict[tuple[str, str], bool]] = {}
+_MAX_REMEMBERED: Final = 100_000
+_COMPLETE: Final[dict[tuple[str, str], bool]] = {}
 """Cache for streams, which list segments repeatedly. Maps the URI and version of a segment's
-description to whether the segment is empty; only for segments without a log object.
+description to whether the segment is complete; only for segments without a log object.
 """
 
 
@@ -94,54 +94,56 @@ class SegmentCatalog:
             uri = self.store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
             name = self._caches.entry_name("partition", self.layout.name, uri, f"{partition}")
             bundle = Bundle(self._caches.index, name)
-        listing = self._with_empty_segments(
+        listing = self._with_logless_segments(
             self.layout.list_partition(self.store, folder, partition)
         )
         return ListedPartition(self, folder, partition, listing, bundle)
 
-    def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Returns the listing with empty segments as complete segments instead of orphans. Such a
-        segment has no log object, because its log has no bytes.
+    def _with_logless_segments(self, listing: PartitionListing) -> PartitionListing:
+        """Returns the listing with complete segments that have no log object as segments instead of
+        orphans: empty segments, and segments whose objects are in the folder of another topic.
 
         Compaction may remove all records of a closed segment, and some stores keep no object for an
-        upload of zero bytes.
+        upload of zero bytes. A restore with zero copy adds only manifests to the new topic.
         """
         entries = [orphan.described for orphan in listing.orphans if orphan.described is not None]
         if not entries:
             return listing
         apply = map if len(entries) <= self._max_inline else self._pool.map
-        are_empty = apply(self.is_empty, entries)
-        moved = [entry for entry, is_empty in zip(entries, are_empty, strict=True) if is_empty]
+        complete = apply(self._is_complete, entries)
+        moved = [entry for entry, is_complete in zip(entries, complete, strict=True) if is_complete]
         if not moved:
             return listing
-        empty = {entry.described_by for entry in moved}
+        moved_keys = {entry.described_by for entry in moved}
         segments = (*listing.segments, *moved)
         return PartitionListing(
             tuple(sorted(segments, key=lambda entry: (entry.base_offset, entry.segment_id))),
             tuple(
                 orphan
                 for orphan in listing.orphans
-                if orphan.described is None or orphan.described.described_by not in empty
+                if orphan.described is None or orphan.described.described_by not in moved_keys
             ),
         )
 
-    def is_empty(self, entry: SegmentEntry) -> bool:
-        """Returns whether the log of a segment is empty: the description states 0 bytes, and lists
-        every side file except the transaction index. Returns False for an unreadable description.
+    def _is_complete(self, entry: SegmentEntry) -> bool:
+        """Returns whether a segment without a log object is complete: its description refers to a
+        log in another folder, or states 0 bytes and lists every side file except the transaction
+        index. Returns False for an unreadable description.
         """
         versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
         version = next(versions, None)
         cache_key = self.store.uri(entry.described_by), version or ""
-        if version is not None and cache_key in _EMPTY_LOGS:
-            return _EMPTY_LOGS[cache_key]
+        if version is not None and cache_key in _COMPLETE:
+            return _COMPLETE[cache_key]
         try:
             objects = self.layout.describe(self.store, entry).objects
         except (SegmentFormatError, TieredKafkaError):  # reported where the segment is used
             return False
         is_empty = objects.size_in_bytes == 0 and objects.indexes.keys() >= _SIDE_FILES
-        if version is not None and len(_EMPTY_LOGS) < _MAX_EMPTY_LOGS:
-            _EMPTY_LOGS[cache_key] = is_empty
-        return is_empty
+        is_elsewhere = _folder(objects.log.key) != _folder(entry.described_by)
+        if version is not None and len(_COMPLETE) < _MAX_REMEMBERED:
+            _COMPLETE[cache_key] = is_empty or is_elsewhere
+        return is_empty or is_elsewhere
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Returns the description of each segment; `None` for a deleted segment, and, if data loss
@@ -181,6 +183,10 @@ class SegmentCatalog:
             offset=entry.base_offset,
             uri=self.store.uri(entry.described_by),
         )
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 class ListedPartition:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.layout.aiven import AivenLayout
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.restore.cutting import ends_without_open_transactions, local_starts
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
 PLAN_VERSION: Final = 3
 REFUSE, ABORT, CUT = "refuse", "abort", "cut"
 UNDECIDED_POLICIES: Final = (REFUSE, ABORT, CUT)
-_SERVED_LAYOUT: Final = "local-tiered-storage"
+_SERVED_SCHEMES: Final = {"local-tiered-storage": ("file",), AivenLayout.name: ("file", "s3")}
+"""Schemes of the stores whose segments a new topic can serve, by layout."""
+_EXPERIMENTAL: Final = (
+    "zero copy with Aiven's plugin is experimental: practice with another topic first. The new"
+    " cluster needs the same bucket, key.prefix and encryption keys, and it never deletes the logs"
+    " and indexes of the old topic ids"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +234,7 @@ def plan_restore(
         rename: Name in the new cluster, by name in the tier.
         resume_at: Minimum offset of the next record, by topic in the tier and partition.
         zero_copy: If True, the new cluster serves the old segments in place. It must use the same
-            folder of `LocalTieredStorage`.
+            folder of `LocalTieredStorage`, or the same bucket and key prefix of Aiven's plugin.
 
     Raises:
         InvalidOptionError: An option is invalid.
@@ -237,8 +244,7 @@ def plan_restore(
         policies = " or ".join(UNDECIDED_POLICIES)
         raise InvalidOptionError(f"undecided must be {policies}, but is {undecided!r}")
     parsed, settings = source_options(options), target_settings(target)
-    if zero_copy:
-        _check_can_be_served(parsed)
+    experimental = _check_can_be_served(parsed) if zero_copy else ()
     refusals: list[str] = []
     scan = plan_source(parsed, refusals)
     names, resume = rename or {}, resume_at or {}
@@ -264,7 +270,7 @@ def plan_restore(
         zero_copy=zero_copy,
         partitions=tuple(partitions),
         refusals=(*refusals, *found.refusals),
-        notes=(*scan.notes, *found.notes),
+        notes=(*scan.notes, *found.notes, *experimental),
     )
 
 
@@ -279,17 +285,19 @@ def _check_names(
         raise InvalidOptionError("rename gives the same name to two topics: use different names")
 
 
-def _check_can_be_served(options: ScanOptions) -> None:
-    if options.layout != _SERVED_LAYOUT or scheme_of(options.path) != "file":
+def _check_can_be_served(options: ScanOptions) -> tuple[str, ...]:
+    """Raises an error if new topics cannot serve the segments. Returns notes for the operator."""
+    if scheme_of(options.path) not in _SERVED_SCHEMES.get(options.layout, ()):
         raise InvalidOptionError(
-            f"zero copy supports only layout {_SERVED_LAYOUT} in a local folder: restore without"
-            " zero copy"
+            "zero copy supports only layout local-tiered-storage in a local folder, and layout"
+            f" {AivenLayout.name} in a local folder or S3: restore without zero copy"
         )
     if options.tail_paths or options.fetch.fallback_path:
         raise InvalidOptionError(
             "options 'tailPath' and 'fallbackPath' are not allowed with zero copy, because brokers"
             " cannot serve these segments: restore without zero copy"
         )
+    return (_EXPERIMENTAL,) if options.layout == AivenLayout.name else ()
 
 
 def plan_source(options: ScanOptions, refusals: list[str]) -> ScanPlan:

@@ -1,8 +1,13 @@
-"""Makes a new topic serve segments of the old cluster's `LocalTieredStorage` in place.
+"""Makes a new topic serve segments of the old cluster's tier in place.
 
-A broker serves a segment if its files are in the folder of the topic id, and if two events in the
-topic `__remote_log_metadata` state that its copy started and finished. Here, the files in the new
-folder are hard links to the old files. So retention of the new topic deletes only links.
+A broker serves a segment if its storage plugin finds the segment's objects under the new topic id,
+and if two events in the topic `__remote_log_metadata` state that its copy started and finished.
+
+* `LocalTieredStorage`: the files in the new folder are hard links to the old files. So retention of
+  the new topic deletes only links.
+* Aiven's plugin: the new folder has copies of the manifests. The plugin finds the log and the
+  indexes by the object key in the custom metadata of the event. It deletes only objects whose names
+  are derived from the new topic id: so retention of the new topic deletes only manifests.
 
 The events must exist when the broker of the written log starts, and they must not exist while it
 leads the empty log. In any other order, the broker deletes the segments from the tier. So the
@@ -13,19 +18,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.cluster import Cluster
 from kts_source.broker.connection import PASSING, LostConnectionError, refusal
 from kts_source.errors import BrokerUnavailableError, InvalidOptionError
+from kts_source.layout.aiven import LOG_SUFFIX, MANIFEST_SUFFIX
 from kts_source.layout.remote_segment import IndexType
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
 from kts_source.restore.partition_writer import sync
-from segment_format.errors import SegmentFormatError
-from segment_format.index.producer_snapshot import parse_producer_snapshot
-from segment_format.kafka_uuid import uuid_from_text
+from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
+from segment_format.manifest.object_names import CustomMetadata
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -43,10 +49,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kts_source.broker.settings import BrokerSettings
+    from kts_source.export.tables.target_store import TargetStore
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.side_files import SideFiles
     from kts_source.restore.restore_plan import PartitionRestore, RestorePlan
 
+_COPY_THREADS: Final = 16
 _BATCH_BYTES: Final = 256 << 10
 _PATIENCE_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 0.2
@@ -63,11 +72,13 @@ class ServedSegment:
         segment: The segment of the old topic.
         target: The partition of the new topic.
         end_offset: Last offset, inclusive: the offset before the next segment.
+        custom_metadata: Bytes that brokers pass to their storage plugin.
     """
 
     segment: RemoteSegment
     target: TopicIdPartition
     end_offset: int
+    custom_metadata: bytes | None = None
 
     def events(self, broker_id: int, now_ms: int) -> tuple[bytes, bytes]:
         """Returns the events that the copy of the segment started and finished."""
@@ -86,7 +97,8 @@ class ServedSegment:
             txn_index_empty=None if has_index else True,
         )
         finished = RemoteLogSegmentMetadataUpdate(
-            segment_id, broker_id, now_ms, None, RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+            *(segment_id, broker_id, now_ms, self.custom_metadata),
+            RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
         )
         return write_segment_event(started), write_segment_event(finished)
 
@@ -147,7 +159,46 @@ def link_objects(root: Path, served: Iterable[ServedSegment], folder_name: str) 
         sync(folder.parent)
 
 
-def max_producer_id(root: Path, served: Iterable[ServedSegment]) -> int:
+def copy_manifests(
+    store: TargetStore, served: Iterable[ServedSegment], key_prefix: str
+) -> list[ServedSegment]:
+    """Copies the manifests of segments into the folder of the new topic id. Existing copies are
+    kept. Returns the segments with the custom metadata of their events.
+
+    Args:
+        store: Store of the tier.
+        served: Segments in the layout of Aiven's plugin.
+        key_prefix: Key prefix of the old and the new cluster.
+
+    Raises:
+        InvalidOptionError: The new folder has another object with the name of a copy.
+        TieredKafkaError: A manifest cannot be read or written.
+    """
+
+    def copy(each: ServedSegment) -> ServedSegment:
+        objects, target = each.segment.objects, each.target
+        stem = objects.log.key.removesuffix(LOG_SUFFIX)
+        manifest = store.read(stem + MANIFEST_SUFFIX)
+        folder = f"{target.topic}-{uuid_to_text(target.topic_id)}/{target.partition}"
+        key = f"{key_prefix}{folder}/{stem.rpartition('/')[2]}{MANIFEST_SUFFIX}"
+        if not store.create(key, manifest) and store.read(key) != manifest:
+            raise InvalidOptionError(
+                f"{store.uri(key)} is not a copy of {store.uri(stem + MANIFEST_SUFFIX)}: another"
+                " process wrote to the folder of the new topic. Restore into a new topic"
+            )
+        indexes = {index.source.key: index.source.size for index in objects.indexes.values()}
+        metadata = CustomMetadata(
+            remote_size=objects.log.size + sum(indexes.values()) + len(manifest),
+            # Without a prefix, the plugin uses its own, which also depends on its bucket or root.
+            object_key=stem.removeprefix(key_prefix).removesuffix("."),
+        )
+        return replace(each, custom_metadata=metadata.to_bytes())
+
+    with ThreadPoolExecutor(_COPY_THREADS, "kts-copy") as pool:
+        return list(pool.map(copy, served))
+
+
+def max_producer_id(side_files: SideFiles, served: Iterable[ServedSegment]) -> int:
     """Returns the highest producer id in the snapshots with which new replicas begin: those of the
     last served segment of each partition. Returns −1 if there is none.
 
@@ -156,14 +207,13 @@ def max_producer_id(root: Path, served: Iterable[ServedSegment]) -> int:
     """
     last = {each.target: each.segment for each in served}
     highest = -1
-    for segment in last.values():
-        path = root / segment.objects.indexes[IndexType.PRODUCER_SNAPSHOT].source.key
-        try:
-            entries = parse_producer_snapshot(path.read_bytes())
-        except (OSError, SegmentFormatError) as error:
+    for target, segment in last.items():
+        entries = side_files.snapshot(segment)
+        if entries is None:
             raise InvalidOptionError(
-                f"producer snapshot {path} cannot be read: {error}. Plan again without zero copy"
-            ) from None
+                f"{target.topic}-{target.partition}: the producer snapshot of the segment at offset"
+                f" {segment.start_offset} cannot be read. Plan again without zero copy"
+            )
         highest = max([highest, *(entry.producer_id for entry in entries)])
     return highest
 

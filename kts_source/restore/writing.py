@@ -7,8 +7,8 @@ the files, and updates two checkpoints of the log directory: the log starts and 
 Files are written under temporary names, synced and renamed. Only empty files of a new topic are
 replaced. Kafka ignores the temporary names.
 
-With zero copy, it also links the segments that the new topic serves, and publishes their events as
-the last step; see `serving.py`.
+With zero copy, it also links or copies the files that the new topic needs to serve old segments,
+and publishes their events as the last step; see `serving.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from kts_source.errors import (
     ObjectChangedError,
     TieredKafkaError,
 )
+from kts_source.export.tables.target_store import open_target
+from kts_source.layout.aiven import AivenLayout
+from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import Journal
@@ -43,6 +46,7 @@ from kts_source.restore.restore_plan import (
     source_options,
 )
 from kts_source.restore.serving import (
+    copy_manifests,
     link_objects,
     max_producer_id,
     publish_events,
@@ -59,7 +63,6 @@ from segment_format.kafka_uuid import uuid_to_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kts_source.broker.settings import BrokerSettings
     from kts_source.options import ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.restore.restore_plan import PartitionRestore, RestorePlan
@@ -270,10 +273,14 @@ def write_restore(
             for each in plan.partitions:
                 _write_partition(source, each, sources, folders[each.name], plan, journal)
                 on_partition(each.name)
-        served = _linked_segments(plan, sources, parsed)
+            served = _served_segments(plan, sources, parsed)
+            side_files = SideFiles(source, max_batch_bytes=parsed.max_batch_bytes)
+            highest = max_producer_id(side_files, served)
         _check_written(plan, journal, disk, tier, has_served=bool(served))
         if settings is not None:
-            _publish(plan, journal, settings, served, parsed)
+            _check_placed(plan, journal)
+            publish_events(settings, plan, served, max_batch_bytes=parsed.max_batch_bytes)
+            journal.add("published", maxProducerId=highest)
     return plan
 
 
@@ -309,20 +316,10 @@ def _check_written(
         journal.add("checked", digests={**dict.fromkeys(LEVELS, digests[LEVELS[0]]), **digests})
 
 
-def _publish(
-    plan: RestorePlan,
-    journal: Journal,
-    settings: BrokerSettings,
-    served: Sequence[ServedSegment],
-    options: ScanOptions,
-) -> None:
+def _check_placed(plan: RestorePlan, journal: Journal) -> None:
+    """Raises an error if a broker has written to the restored logs since they were placed."""
     for each in plan.partitions:
-        staged = journal.staged_step(each.name)
-        # Fails if a broker has written to the log since it was placed.
-        place_files(Path(journal.log_dir) / each.name, staged["files"])
-    publish_events(settings, plan, served, max_batch_bytes=options.max_batch_bytes)
-    highest = max_producer_id(local_root(options.path), served)
-    journal.add("published", maxProducerId=highest)
+        place_files(Path(journal.log_dir) / each.name, journal.staged_step(each.name)["files"])
 
 
 def _with_topic_ids(options: Mapping[str, str], topic_ids: Mapping[str, str]) -> dict[str, str]:
@@ -333,26 +330,32 @@ def _with_topic_ids(options: Mapping[str, str], topic_ids: Mapping[str, str]) ->
     return {**others, "topicId": json.dumps(topic_ids)}
 
 
-def _linked_segments(
+def _served_segments(
     plan: RestorePlan, sources: Mapping[tuple[str, int], PartitionPlan], options: ScanOptions
 ) -> list[ServedSegment]:
-    """Links the files of the segments that the new topics serve, and returns these segments."""
+    """Links or copies the files that the storage plugin needs to serve old segments to the new
+    topics. Returns these segments.
+    """
     if not plan.zero_copy:
         return []
-    linked: list[ServedSegment] = []
+    served: list[ServedSegment] = []
     for each in plan.partitions:
         topic_id = plan.target_ids[each.target_topic]
-        served = served_segments(each, topic_id, sources[each.topic, each.partition])
-        link_objects(local_root(options.path), served, f"{each.name}-{topic_id}")
-        linked += served
-    return linked
+        segments = served_segments(each, topic_id, sources[each.topic, each.partition])
+        if options.layout == AivenLayout.name:
+            with closing(open_target(options.path, options.storage)) as store:
+                served += copy_manifests(store, segments, options.key_prefix)
+        else:
+            link_objects(local_root(options.path), segments, f"{each.name}-{topic_id}")
+            served += segments
+    return served
 
 
 def _written_log(
     plan: RestorePlan, tier: Mapping[str, str], folder: Path, *, has_served: bool
 ) -> dict[str, str]:
     """Returns the options that read the restored topics: the log directory, and with zero copy also
-    the links in the tier.
+    the new topic ids in the tier.
     """
     selected = {"endOfLog": "true", "subscribe": ",".join(sorted(plan.target_ids))}
     if not has_served:

@@ -48,7 +48,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from segment_format._cursor import MessageReader
+from segment_format._cursor import MessageReader, write_uvarint, write_varlong
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import UUID_TEXT_LENGTH, uuid_from_text
 from segment_format.metadata.model import TopicIdPartition
@@ -189,6 +189,19 @@ class CustomMetadata:
     remote_size: int | None = None
     object_prefix: str | None = None
     object_key: str | None = None
+
+    def to_bytes(self) -> bytes | None:
+        """Returns the custom metadata as the plugin writes it; `None` if no field is set."""
+        size = None if self.remote_size is None else write_varlong(self.remote_size)
+        texts = (
+            None if text is None else write_uvarint(len(text.encode()) + 1) + text.encode()
+            for text in (self.object_prefix, self.object_key)
+        )
+        fields = [(tag, data) for tag, data in enumerate((size, *texts)) if data is not None]
+        if not fields:
+            return None
+        encoded = (bytes((tag, *write_uvarint(len(data)))) + data for tag, data in fields)
+        return b"".join((write_uvarint(len(fields)), *encoded))
 
 
 def parse_custom_metadata(data: bytes | None) -> CustomMetadata:

@@ -41,7 +41,7 @@ from segment_format.record.records import iter_batches
 from tests.fuzz.repair import repaired_batches, repaired_snapshot
 from tests.segment_format.manifest.writers import manifest_json, pack_chunk_sizes
 from tests.segment_format.metadata.readable_segments import known_segments
-from tests.segment_format.metadata.writers import write_custom_metadata, write_metadata_record
+from tests.segment_format.metadata.writers import write_metadata_record
 from tests.segment_format.undecided import open_transactions
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _chunk_sizes(data: bytes, mode: int) -> None:
 
 def _custom_metadata(data: bytes, _mode: int) -> None:
     metadata = parse_custom_metadata(data)
-    assert parse_custom_metadata(write_custom_metadata(metadata)) == metadata
+    assert parse_custom_metadata(metadata.to_bytes()) == metadata
 
 
 def _metadata_record(data: bytes, _mode: int) -> None:

@@ -124,3 +124,25 @@ def test_single_argument_is_the_topic_if_the_path_is_known(
     assert json.loads(capsys.readouterr().out)["topic"] == "wide"
     assert main(["cat", "./missing", "--subscribe", "codecs"]) == 1
     assert "missing" in capsys.readouterr().err
+
+
+def test_flag_of_a_command_in_a_profile_is_refused_with_the_valid_settings(config: Path) -> None:
+    config.write_text("[default]\nzzz = 3\n")
+    with pytest.raises(InvalidOptionError, match=r"'zzz'\. Profiles set options"):
+        with_defaults({}, None)
+
+
+def test_error_of_an_option_names_the_environment_or_the_profile_that_sets_it(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["topics", str(TIER), "--key-prefix", "tiered/"]
+    config.write_text('[default]\nwhere = "x = 1"\n')
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith(f". The profile in {config} sets it\n")
+    monkeypatch.setenv("KTS_WHERE", "y = 1")
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kts: option --where: y is not a column")
+    assert error.endswith(". KTS_WHERE in the environment sets it\n")
+    assert main([*command, "--where", "z = 1"]) == 2
+    assert "sets it" not in capsys.readouterr().err

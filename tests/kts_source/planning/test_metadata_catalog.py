@@ -36,7 +36,7 @@ from tests.kts_source.planning.metadata_events import (
     make_update,
 )
 from tests.kts_source.planning.metadata_world import World, five_segments
-from tests.segment_format.metadata.writers import write_custom_metadata, write_metadata_record
+from tests.segment_format.metadata.writers import write_metadata_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,9 +222,7 @@ def test_custom_metadata_determines_object_keys(world: World, key_prefix: str) -
         (0, CustomMetadata(object_prefix="before/")),
         (1, CustomMetadata(remote_size=7, object_key="elsewhere/1")),
     ):
-        event = make_update(
-            world.place, world.segment_ids[number], FINISHED, write_custom_metadata(custom)
-        )
+        event = make_update(world.place, world.segment_ids[number], FINISHED, custom.to_bytes())
         world.records[number][1] = write_metadata_record(event)
     for key in world.keys(0):
         world.store["before/" + key] = world.store.pop(key)

@@ -10,11 +10,10 @@ import pytest
 
 from kts_source.cli.app import main
 from kts_source.errors import BrokerError, InvalidOptionError
-from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
+from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from kts_source.restore import serving, writing
 from kts_source.restore.committing import commit_restore, status_restore, verify_restore
 from kts_source.restore.restore_plan import read_plan
-from kts_source.restore.writing import write_restore
 from segment_format.index.checkpoints import EpochEntry, parse_offset_checkpoint
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.metadata.model import (
@@ -25,11 +24,16 @@ from segment_format.metadata.model import (
 )
 from segment_format.metadata.remote_log_segment_metadata import write_segment_event
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
-from tests.golden_data import tier_options
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
-from tests.kts_source.broker.fake_log import empty_log, fake_log
+from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.broker.fake_node import PRODUCE, Fault
-from tests.kts_source.restore.world import NewCluster, new_cluster
+from tests.kts_source.restore.world import (
+    OTHER,
+    SEED,
+    NewCluster,
+    finished_segments,
+    serving_cluster,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
 
     from segment_format.testing import BuiltLog
 
-SEED, OTHER = 0, 1
 TIMED_OUT, DENIED = 7, 29
 OPEN_PRODUCER, OLD_PRODUCER = 7, 9
 
@@ -94,32 +97,11 @@ def cluster(tmp_path: Path) -> Iterator[NewCluster]:
     topic of events.
     """
     with FakeCluster(2) as brokers:
-        created = new_cluster(tmp_path / "new", brokers)
-        brokers.configs |= {
-            "remote.storage.enable": "true",
-            "local.retention.ms": "-2",
-            "local.retention.bytes": "-1",
-        }
-        created.add_topic("orders")
-        events = [FakePartition(empty_log(), leader=OTHER) for _ in range(3)]
-        brokers.create(REMOTE_LOG_METADATA, events)
-        yield created
+        yield serving_cluster(tmp_path / "new", brokers)
 
 
 def _write(cluster: NewCluster, options: dict[str, str]) -> None:
-    log_dir = str(cluster.log_dir)
-    write_restore(str(cluster.plan_file), options, log_dir, target=cluster.target)
-
-
-def _events(cluster: NewCluster) -> list[RemoteLogSegmentMetadata]:
-    """Returns the finished segments of the new topic, as brokers see them."""
-    topic_id = read_plan(str(cluster.plan_file)).target_ids["orders"]
-    state = read_metadata_topic(
-        cluster.brokers.settings(), {("orders", 0): topic_id}, max_batch_bytes=1 << 20
-    )
-    (named,) = state.partitions.values()
-    assert (named.copying, named.deleting, named.read.missing) == ([], [], ())
-    return named.live
+    cluster.write(options, target=cluster.target)
 
 
 def _produced(cluster: NewCluster) -> int:
@@ -159,7 +141,7 @@ def test_local_log_begins_where_no_transaction_is_open(
     _write(cluster, options)
     logs = sorted((cluster.log_dir / "orders-0").glob("*.log"))
     assert [int(path.stem) for path in logs] == (copied or [local_start])
-    assert [segment.start_offset for segment in _events(cluster)] == [
+    assert [segment.start_offset for segment in finished_segments(cluster)] == [
         base for base in sizes if base < local_start
     ]
 
@@ -175,7 +157,7 @@ def test_served_segments_have_links_and_events(
     new_id = plan.target_ids["orders"]
     folder = tmp_path / "tier" / "kafka-tiered-storage" / f"orders-0-{new_id}"
     first, second = (files for files in LOG.segments[:2])
-    started = _events(cluster)
+    started = finished_segments(cluster)
     assert [
         (e.start_offset, e.end_offset, e.max_timestamp_ms, e.segment_leader_epochs) for e in started
     ] == [
@@ -231,7 +213,7 @@ def test_write_publishes_only_missing_events(options: dict[str, str], cluster: N
     assert _produced(cluster) == 0
     cluster.brokers.fail(PRODUCE, Fault(code=TIMED_OUT), Fault(hang_up=True))
     _write(cluster, options)
-    assert len(_events(cluster)) == 2
+    assert len(finished_segments(cluster)) == 2
     assert _produced(cluster) == 4
     assert plan == read_plan(str(cluster.plan_file))
 
@@ -274,7 +256,7 @@ def test_write_resumes_after_crash_at_every_step(
             assert not may_start or _produced(cluster) == 4
     assert crashes > 10
     assert _produced(cluster) == 4
-    assert len(_events(cluster)) == 2
+    assert len(finished_segments(cluster)) == 2
     after = _objects(tmp_path / "tier")
     assert {path: after[path] for path in before} == before
 
@@ -305,7 +287,7 @@ def test_commands_with_zero_copy_publish_events(
     write = ["restore", "write", plan_file, *tier, "--log-dir", str(cluster.log_dir)]
     assert main([*write, *target]) == 0
     assert "next: start the broker" in capsys.readouterr().out
-    assert len(_events(cluster)) == 2
+    assert len(finished_segments(cluster)) == 2
 
 
 def test_write_without_brokers_is_rejected(options: dict[str, str], cluster: NewCluster) -> None:
@@ -404,6 +386,11 @@ def test_source_that_brokers_cannot_serve_is_rejected(
         cluster.plan({**options, **more}, zero_copy=True)
 
 
-def test_zero_copy_of_other_layout_is_rejected(cluster: NewCluster) -> None:
-    with pytest.raises(InvalidOptionError, match="supports only layout local-tiered-storage"):
-        cluster.plan(tier_options("epochs"), zero_copy=True)
+@pytest.mark.parametrize(
+    "more", [{"layout": "kafka-logs"}, {"layout": "aiven", "path": "gs://bucket"}]
+)
+def test_zero_copy_of_other_layout_or_store_is_rejected(
+    more: dict[str, str], options: dict[str, str], cluster: NewCluster
+) -> None:
+    with pytest.raises(InvalidOptionError, match="zero copy supports only layout"):
+        cluster.plan({**options, **more}, zero_copy=True)

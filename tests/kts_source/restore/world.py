@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kts_source.restore.restore_plan import plan_restore
+from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
+from kts_source.restore.restore_plan import plan_restore, read_plan
 from kts_source.restore.writing import write_restore
 from tests.golden_data import TIER, tier_options
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kts_source.restore.restore_plan import RestorePlan
+    from segment_format.metadata.model import RemoteLogSegmentMetadata
 
 READY = {
     "cleanup.policy": "delete",
@@ -69,9 +71,9 @@ class NewCluster:
         self.plan_file.write_text(plan.to_json())
         return plan
 
-    def write(self, options: Mapping[str, str]) -> None:
+    def write(self, options: Mapping[str, str], **more: Any) -> None:  # noqa: ANN401
         """Writes the stored plan."""
-        write_restore(str(self.plan_file), options, str(self.log_dir))
+        write_restore(str(self.plan_file), options, str(self.log_dir), **more)
 
     def files(self) -> dict[str, bytes]:
         """Returns the content of all files below the log directory, by relative path."""
@@ -86,6 +88,35 @@ def new_cluster(folder: Path, brokers: FakeCluster) -> NewCluster:
     log_dir.mkdir(parents=True)
     (log_dir / "meta.properties").write_text("#\nversion=1\ncluster.id=fake\nnode.id=0\n")
     return NewCluster(brokers, log_dir, folder / "plan.json")
+
+
+SEED, OTHER = 0, 1
+"""Nodes of `serving_cluster`: the seed gets the log, the other leads the topic of events."""
+
+
+def serving_cluster(folder: Path, brokers: FakeCluster, topic: str = "orders") -> NewCluster:
+    """Returns a cluster that is ready for zero copy. Its seed has an empty topic."""
+    cluster = new_cluster(folder, brokers)
+    brokers.configs |= {
+        "remote.storage.enable": "true",
+        "local.retention.ms": "-2",
+        "local.retention.bytes": "-1",
+    }
+    cluster.add_topic(topic)
+    events = [FakePartition(empty_log(), leader=OTHER) for _ in range(3)]
+    brokers.create(REMOTE_LOG_METADATA, events)
+    return cluster
+
+
+def finished_segments(cluster: NewCluster, topic: str = "orders") -> list[RemoteLogSegmentMetadata]:
+    """Returns the finished segments of the new topic, as brokers see them."""
+    topic_id = read_plan(str(cluster.plan_file)).target_ids[topic]
+    state = read_metadata_topic(
+        cluster.brokers.settings(), {(topic, 0): topic_id}, max_batch_bytes=1 << 20
+    )
+    (named,) = state.partitions.values()
+    assert (named.copying, named.deleting, named.read.missing) == ([], [], ())
+    return named.live
 
 
 def copied_tier(folder: Path, topic: str, *, lost: int | None = None) -> dict[str, str]:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from segment_format.errors import InvalidManifestError
 from segment_format.manifest.object_names import CustomMetadata, parse_custom_metadata
 from tests.golden_data import VECTORS
-from tests.segment_format.metadata.writers import write_custom_metadata
 from tests.segment_format.outcomes import assert_value_or_positioned_error
 
 CASES: list[dict[str, Any]] = json.loads(
@@ -35,13 +34,13 @@ def metadata_of(case: dict[str, Any]) -> CustomMetadata:
 def test_custom_metadata_matches_plugin_vectors(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["hex"])
     assert parse_custom_metadata(data) == metadata_of(case)
-    assert write_custom_metadata(metadata_of(case)) == data
+    assert metadata_of(case).to_bytes() == data
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\0"])
 def test_empty_custom_metadata_has_no_fields(data: bytes | None) -> None:
     assert parse_custom_metadata(data) == CustomMetadata()
-    assert write_custom_metadata(CustomMetadata()) is None
+    assert CustomMetadata().to_bytes() is None
 
 
 def test_unknown_fields_are_skipped() -> None:
@@ -52,7 +51,7 @@ def test_unknown_fields_are_skipped() -> None:
 @settings(deadline=None)
 @given(fields)
 def test_custom_metadata_round_trips(metadata: CustomMetadata) -> None:
-    assert parse_custom_metadata(write_custom_metadata(metadata)) == metadata
+    assert parse_custom_metadata(metadata.to_bytes()) == metadata
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_any_bytes_parse_or_raise(data: bytes) -> None:
 
 
 @settings(deadline=None)
-@given(fields.map(write_custom_metadata).filter(bool), st.data())
+@given(fields.map(CustomMetadata.to_bytes).filter(bool), st.data())
 def test_changed_custom_metadata_parses_or_raises(section: bytes, data: st.DataObject) -> None:
     changed = bytearray(section)
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))

@@ -21,7 +21,6 @@ from segment_format.record.framing import iter_entries
 from tests.golden_data import CHUNK_SIZE, KEY_PREFIX, KEYS, TIER, VECTORS, summary
 from tests.object_names import parse_object_key
 from tests.segment_format.manifest.writers import encode_chunk_sizes, manifest_json
-from tests.segment_format.metadata.writers import write_custom_metadata
 
 PRIVATE_KEYS = {"key1": load_private_key((KEYS / "key1.private.pem").read_bytes())}
 VECTOR_KEYS = {
@@ -179,7 +178,7 @@ def test_custom_metadata_of_broker_parses(stem: str) -> None:
     assert metadata.remote_size == sum(
         (TIER / f"{stem}.{suffix}").stat().st_size for suffix in ("log", "indexes", "rsm-manifest")
     )
-    assert write_custom_metadata(metadata) == data
+    assert metadata.to_bytes() == data
 
 
 @pytest.mark.parametrize("stem", STEMS)

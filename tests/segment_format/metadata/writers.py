@@ -1,4 +1,4 @@
-"""Writes records of `__remote_log_metadata` and the plugin's custom metadata for tests.
+"""Writes records of `__remote_log_metadata` for tests.
 
 `segment_format.metadata.remote_log_segment_metadata` describes the layout.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from segment_format._cursor import TaggedField, write_uvarint, write_varlong
+from segment_format._cursor import TaggedField, write_uvarint
 from segment_format.metadata.model import (
     MetadataRecord,
     RemoteLogSegmentId,
@@ -20,9 +19,6 @@ from segment_format.metadata.model import (
     TopicIdPartition,
 )
 from segment_format.metadata.remote_log_segment_metadata import FRAME_VERSION, TXN_INDEX_EMPTY_TAG
-
-if TYPE_CHECKING:
-    from segment_format.manifest.object_names import CustomMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +135,3 @@ def _write_partition_delete(record: RemotePartitionDelete, wire: WireDetails) ->
         + struct.pack(">iqb", record.broker_id, record.event_timestamp_ms, record.state)
         + write_tagged_fields(wire.record_tags)
     )
-
-
-def write_custom_metadata(metadata: CustomMetadata) -> bytes | None:
-    """Returns the custom metadata as bytes, or None if no field is set."""
-    fields = []
-    if metadata.remote_size is not None:
-        fields.append(TaggedField(0, write_varlong(metadata.remote_size)))
-    if metadata.object_prefix is not None:
-        fields.append(TaggedField(1, write_compact_string(metadata.object_prefix)))
-    if metadata.object_key is not None:
-        fields.append(TaggedField(2, write_compact_string(metadata.object_key)))
-    return write_tagged_fields(tuple(fields)) if fields else None
