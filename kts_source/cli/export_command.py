@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli.flags import Command, Integer, flag
+from kts_source.cli.flags import ByteSize, Command, Integer, flag
 from kts_source.cli.output import (
     check_output,
     echo_printable,
@@ -73,10 +73,15 @@ _MAINTENANCE: Final = "Maintenance"
 @flag("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
 @json_flag
 @flag("--sort-within-files", multiple=True, group=_WRITING, help="Column or field. Repeatable.")
-@flag("--target-file-bytes", type=int, group=_WRITING, help="Close a file at this size.")
+@flag("--target-file-bytes", type=ByteSize(), group=_WRITING, help="Close a file at this size.")
 @flag("--row-group-rows", type=int, group=_WRITING, help="Maximum rows of a row group.")
 @flag("--compression", group=_WRITING, help="Codec of the Parquet pages.")
-@flag("--commit-bytes", type=int, group=_WRITING, help="Minimum original bytes per commit.")
+@flag(
+    "--commit-bytes",
+    type=ByteSize(),
+    group=_WRITING,
+    help="Minimum original bytes per commit, such as 8g.",
+)
 @flag(
     "--tombstones",
     type=click.Choice(["keep", "remove", "remove-old"]),
@@ -130,7 +135,7 @@ _MAINTENANCE: Final = "Maintenance"
 )
 @flag("--png", metavar="FILE", group=_WRITING, help="Save the report as a picture.")
 @flag("--interval", group=_ROUNDS, help="Time between rounds: 60s, 15m, 1h.  [default: 60s]")
-@flag("--round-bytes", type=int, group=_ROUNDS, help="Approximate original bytes per round.")
+@flag("--round-bytes", type=ByteSize(), group=_ROUNDS, help="Approximate original bytes per round.")
 @flag(
     "--no-resume",
     is_flag=True,
@@ -224,7 +229,9 @@ def export(
             require("matplotlib", "plot", "--png")  # fail before the work, not after it
             check_output(png)
         exports = _exports(options, target, topic_options, named)
-        report = _run(target, exports, workers, with_spark=with_spark, as_json=as_json)
+        report = _run(
+            target, exports, workers, with_spark=with_spark, as_json=as_json, prometheus=prometheus
+        )
     if prometheus is not None:
         write_atomically(prometheus, report.to_prometheus())
     if png is not None:
@@ -240,11 +247,16 @@ def _failure_metrics(prometheus: str | None, target: str) -> Iterator[None]:
         yield
     except Exception as error:
         if prometheus is not None:
-            try:
-                write_atomically(prometheus, failure_to_prometheus(target, error))
-            except InvalidOptionError as unwritten:  # the first error is more important
-                click.echo(f"kts: {unwritten}", err=True)
+            _try_write(prometheus, failure_to_prometheus(target, error))
         raise
+
+
+def _try_write(prometheus: str, text: str) -> None:
+    """Writes metrics. Prints an error instead of raising it: the export is more important."""
+    try:
+        write_atomically(prometheus, text)
+    except InvalidOptionError as error:
+        click.echo(f"kts: {error}", err=True)
 
 
 def _exports(
@@ -279,9 +291,10 @@ def _run(
     *,
     with_spark: bool,
     as_json: bool,
+    prometheus: str | None,
 ) -> BackfillReport:
     from kts_source.export.by_topic import run_exports
-    from kts_source.export.follow import follow
+    from kts_source.export.follow import DONE, IDLE, follow
     from kts_source.export.progress import NO_PROGRESS, default_progress
     from kts_source.export.rejections import check_sample
     from kts_source.export.report import BackfillReport
@@ -302,8 +315,13 @@ def _run(
     def run(each: TableExport) -> BackfillReport:
         return run_export(each.source, each.settings, executor, progress=progress)
 
+    def on_round(metrics: RoundMetrics, total: BackfillReport) -> None:
+        if prometheus is not None and metrics.outcome in (DONE, IDLE):
+            _try_write(prometheus, total.to_prometheus())
+        click.echo(json_text(json_fields(metrics)))
+
     if follows:
-        report = follow(first.source, first.settings, executor, on_round=_print_round)
+        report = follow(first.source, first.settings, executor, on_round=on_round)
         click.echo(str(report), err=True)  # standard output has only a line of JSON per round
         return report
     limit = None if first.settings.dead_letters is None else first.settings.max_rejected
@@ -330,7 +348,3 @@ def _print_report(report: BackfillReport, *, as_json: bool) -> None:
         print_json({**json_fields(report), "ratio": report.ratio, "tables": tables})
     else:
         click.echo(str(report))
-
-
-def _print_round(metrics: RoundMetrics) -> None:
-    click.echo(json_text(json_fields(metrics)))

@@ -17,6 +17,7 @@ import logging
 import sys
 from contextlib import closing
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.finding.certificate import Certificate
+    from kts_source.finding.certificate import Certificate, UnreadRange
     from kts_source.finding.query import Conditions
 
 
@@ -313,19 +314,31 @@ def _utf8(text: str, flag: str) -> bytes:
         raise InvalidOptionError(f"{flag} is not in UTF-8{hint}") from None
 
 
+def _unread_text(ranges: list[UnreadRange]) -> str:
+    """Returns a message about the unread ranges of one object. Reports the first of many ranges."""
+    first = ranges[0]
+    is_named = first.object is None or first.object in first.reason
+    text = f"offsets [{first.start}, {first.stop}): {first.reason}"
+    text += "" if is_named else f" ({first.object})"
+    if len(ranges) == 1:
+        return text
+    offsets = sum(unread.stop - unread.start for unread in ranges)
+    return (
+        f"{offsets:,} offsets in {len(ranges):,} ranges of one segment, up to offset"
+        f" {ranges[-1].stop - 1}; --certificate lists all. The first: {text}"
+    )
+
+
 def _print_certificate(proof: Certificate) -> None:
     """Prints the certificate to stderr, because the records are on standard output."""
     lines = [f"NOT SEARCHED: {fault}" for fault in proof.faults]
     lines += [f"not part of the search: {text}" for text in proof.outside]
     for partition in proof.partitions:
         name = f"{partition.topic}-{partition.partition}"
-        for unread in partition.unread:
-            is_named = unread.object is None or unread.object in unread.reason
-            uri = "" if is_named else f" ({unread.object})"
-            lines.append(
-                f"NOT SEARCHED: {name}, offsets [{unread.start}, {unread.stop}):"
-                f" {unread.reason}{uri}"
-            )
+        lines += [
+            f"NOT SEARCHED: {name}, {_unread_text(list(ranges))}"
+            for _, ranges in groupby(partition.unread, key=lambda each: each.object or id(each))
+        ]
         lines += [
             f"{name}: not searched, because outside of the log: {', '.join(unserved.objects)}:"
             f" {unserved.reason}"

@@ -135,6 +135,22 @@ class Integer(click.IntRange):
     name = "integer"
 
 
+class ByteSize(click.types.IntParamType):
+    """A size in bytes, plain or with a unit, as in options of the data source."""
+
+    name = "size"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  # as in click
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> int:
+        """Returns the size. Raises `InvalidOptionError` for other texts."""
+        flag_name = self.name if param is None else param.opts[0]
+        return value if isinstance(value, int) else parse_byte_size(flag_name, value)
+
+
 class SuggestedText(click.types.StringParamType):
     """A text for which shells suggest values. Other texts are valid, too."""
 

@@ -16,7 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import InvalidOptionError, RegistryUnavailableError, TieredKafkaError
+from kts_source.errors import (
+    InvalidOptionError,
+    RegistryUnavailableError,
+    TieredKafkaError,
+    TierNotFoundError,
+)
 from kts_source.export.compaction import can_merge
 from kts_source.export.report import add_reports, empty_report
 from kts_source.export.row_schema import check_typed
@@ -40,6 +45,7 @@ DONE: Final = "done"
 IDLE: Final = "idle"
 ABANDONED: Final = "abandoned"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_MAX_MISSING_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ def follow(
     settings: ExportSettings,
     executor: ExportExecutor,
     *,
-    on_round: Callable[[RoundMetrics], object] = lambda _metrics: None,
+    on_round: Callable[[RoundMetrics, BackfillReport], object] = lambda _metrics, _total: None,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> BackfillReport:
@@ -91,13 +97,15 @@ def follow(
 
     A signal stops the current round. Its commits are kept, and a later call continues after them.
     Only the main thread of a process receives signals. If a round fails because of an outage, it is
-    repeated after the interval until it succeeds.
+    repeated after the interval until it succeeds. If the tier disappears after a successful round,
+    as during a remount, rounds are repeated for up to an hour.
 
     Args:
         executor: Runs the tasks.
         source: Options as for the data source.
         settings: Settings of the export. `following` must be set.
-        on_round: Called after each round with the figures of the round, which are also logged.
+        on_round: Called after each round with the figures of the round, which are also logged, and
+            with the sum of the reports of all successful rounds.
         clock: Returns the current time in seconds, as `time.monotonic` does.
         pause: Sleeps for a number of seconds.
 
@@ -108,6 +116,7 @@ def follow(
     Raises:
         InvalidOptionError: The options of the source set an end, or the table cannot be compacted
             in rounds.
+        ExportError: The table no longer exists, although an earlier round has written to it.
         TieredKafkaError: See `export`. Temporary errors are not raised, but retried.
     """
     if settings.following is None:
@@ -137,7 +146,7 @@ class _Rounds:
         source: Options,
         settings: ExportSettings,
         executor: ExportExecutor,
-        on_round: Callable[[RoundMetrics], object],
+        on_round: Callable[[RoundMetrics, BackfillReport], object],
         clock: Callable[[], float],
     ) -> None:
         assert settings.following is not None
@@ -149,6 +158,7 @@ class _Rounds:
         self._clock = clock
         self._nothing = self.total = empty_report(settings.target, settings.table_format)
         self._number = 0
+        self._missing_since: float | None = None
         self._is_checked = self._try_check()
 
     def run(self, stop: _Stop) -> float | None:
@@ -160,12 +170,13 @@ class _Rounds:
         if report is not None:  # count it first, since a signal may arrive at any time
             self.total = add_reports(self.total, report)
             self._is_checked = True
-            self._settings = replace(self._settings, verify=False)  # only before the first round
+            self._missing_since = None
+            self._settings = self._next_settings(report)
         outcome = _outcome(report, error, stop)
         seconds = self._clock() - began
         metrics = _metrics(self._number, outcome, seconds, report or self._nothing)
         log.info("%s", metrics.to_json())
-        self._on_round(metrics)
+        self._on_round(metrics, self.total)
         self._number += 1
         if report is not None:
             is_behind = report.commits and report.left_bytes
@@ -173,7 +184,7 @@ class _Rounds:
         if outcome == ABANDONED:
             return None
         assert error is not None
-        if not _is_temporary(error):
+        if not (_is_temporary(error) or self._may_return(error, began)):
             raise error
         log.warning("round %d is retried in %g s: %s", metrics.round, self._interval, error)
         return self._interval
@@ -185,6 +196,23 @@ class _Rounds:
             return export(self._source, self._settings, self._executor), None
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # `run` raises it
             return None, error
+
+    def _next_settings(self, report: BackfillReport) -> ExportSettings:
+        following = self._settings.following
+        assert following is not None
+        has_table = following.has_table or report.commits > 0
+        # Verify only before the first round.
+        return replace(
+            self._settings, verify=False, following=replace(following, has_table=has_table)
+        )
+
+    def _may_return(self, error: BaseException, began: float) -> bool:
+        """Returns True if the tier disappeared after a successful round, less than an hour ago."""
+        if not isinstance(error, TierNotFoundError) or self.total is self._nothing:
+            return False
+        if self._missing_since is None:
+            self._missing_since = began
+        return began - self._missing_since < _MAX_MISSING_SECONDS
 
     def _try_check(self) -> bool:
         """Checks the arguments. Returns False if the check was not possible, because it needs a

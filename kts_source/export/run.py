@@ -250,6 +250,7 @@ class _Run:
     def export(self) -> BackfillReport:
         started = time.monotonic()
         state = self.table.load(self.rules)
+        self._check_exists(state)
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         plan = self._plan(state)
@@ -284,6 +285,16 @@ class _Run:
         )
         log_run_end(report, plan.scan.partitions)
         return report
+
+    def _check_exists(self, state: TableState) -> None:
+        following = self.settings.following
+        if following is not None and following.has_table and not state.fingerprint:
+            raise ExportError(
+                "the table no longer exists, although this export has written to it: it was dropped"
+                " or moved. Restore it and start the export again. Without the table, a new start"
+                " creates it again, with the records that the tier still has",
+                uri=self.settings.target,
+            )
 
     def check(self) -> BackfillReport:
         """Plans the run, and reports what it would write; see `dry_report`."""

@@ -91,10 +91,12 @@ class Following:
             can be read, the next round starts immediately.
         round_bytes: Size of a round in original bytes of segments. A round ends with the segment
             that reaches this size, and has one commit.
+        has_table: True if an earlier round has written to the table, so it must still exist.
     """
 
     interval_seconds: float = 60.0
     round_bytes: int = 8 << 30
+    has_table: bool = False
 
 
 class ExportArguments(TypedDict, total=False):

@@ -373,12 +373,16 @@ def check_no_holes(
         )
         if hole in partition.unverifiable:
             texts[-1] += " (none are missing if compaction removed the last records before them)"
-    reason = ""
-    if location.fail_on_data_loss and location.explain_hole is not None:
-        reason = location.explain_hole()
+    reason, consequence = "", "this run skips them"
+    if location.fail_on_data_loss:
+        reason = "" if location.explain_hole is None else location.explain_hole()
+        consequence = (
+            "restore the segments from older versions or a backup, or set failOnDataLoss=false to"
+            " skip these offsets"
+        )
     location.raise_or_warn(
         f"no segment in {location.holder} holds offsets {'; '.join(texts)}{note}{reason}"
-        "; failOnDataLoss=false skips them",
+        f"; {consequence}",
         partial(DataLossError, is_hole=True),
     )
 

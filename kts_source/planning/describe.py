@@ -471,7 +471,7 @@ def selected_topics(options: ScanOptions) -> list[str]:
             if each.partitions or each.older_ids or is_damaged:
                 names.add(each.topic)
             else:
-                log_topic(each)
+                log_topic(each, options)
         if not names:
             check_partitions(options, found, catalog)
             raise TopicNotFoundError(

@@ -332,14 +332,19 @@ class DiscoveredTopic:
         return tuple(sorted([*held, *self.empty_partitions]))
 
     @property
+    def id_note(self) -> str | None:
+        """Message about the chosen topic id; `None` if the tier has no other id of the topic."""
+        if not self.other_ids:
+            return None
+        others = ", ".join(self.other_ids)
+        return f"topic {self.topic}: reading topic id {self.topic_id}, not {others}"
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Messages about the chosen topic id, partitions without segments, and objects that are not
         read.
         """
-        notes = []
-        if self.other_ids:
-            others = ", ".join(self.other_ids)
-            notes.append(f"topic {self.topic}: reading topic id {self.topic_id}, not {others}")
+        notes = [] if self.id_note is None else [self.id_note]
         if self.empty_partitions:
             notes.append(
                 f"topic {self.topic}: no segments of partitions {list(self.empty_partitions)} under"
@@ -374,7 +379,7 @@ def discover(
         topics.append(discover_topic(options, topic, folders, catalog, pool))
         if isinstance(options.selection, Assign) and options.fail_on_data_loss:
             _check_exist(topics[-1], folders, catalog)
-        log_topic(topics[-1])
+        log_topic(topics[-1], options)
     check_partitions(options, topics, catalog)
     return tuple(topics)
 
@@ -558,12 +563,14 @@ def wanted_topic_id(options: ScanOptions, topic: str) -> str | None:
     return options.topic_ids.get(topic, options.topic_ids.get(""))
 
 
-def log_topic(topic: DiscoveredTopic) -> None:
-    """Logs warnings about objects of a topic that are not read."""
+def log_topic(topic: DiscoveredTopic, options: ScanOptions) -> None:
+    """Logs objects of a topic that are not read. A topic id that the user chose is no warning."""
     for listed in topic.partitions:
         _log_orphans(listed)
+    is_chosen = wanted_topic_id(options, topic.topic) is not None
     for note in topic.notes:
-        log.warning("%s", note)
+        is_choice = is_chosen and note == topic.id_note
+        log.log(logging.INFO if is_choice else logging.WARNING, "%s", note)
 
 
 def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[Orphan]:

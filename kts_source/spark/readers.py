@@ -62,6 +62,7 @@ def task_rows(
     if task is None:
         return
     let_spark_collect_log_lines()
+    log_to_stderr(logging.WARNING)
     try:
         with explained_memory():
             with explained_imports(), garbage_collection_paused():
@@ -89,27 +90,29 @@ def let_spark_collect_log_lines() -> None:
         ours.setLevel(logging.INFO)
 
 
-def log_to_driver() -> None:
-    """Writes log lines of level INFO to stderr, if this is a Spark process that plans queries and
-    no log handler is configured in it.
+def log_to_stderr(level: int) -> None:
+    """Writes log lines of `level` and above to stderr, if this is a Python process of Spark and no
+    log handler is configured in it.
 
-    Spark appends the stderr of planning processes to the log of the driver. Without a handler,
-    Python drops lines below level WARNING, and writes all other lines without time and level.
+    Spark appends the stderr of its Python processes to the log of the driver or the executor.
+    Without a handler, Python drops lines below level WARNING, and writes all other lines without
+    time and level.
     """
     ours = logging.getLogger("kts_source")
-    if ours.hasHandlers() or not _is_planner():
+    if ours.hasHandlers() or not _is_spark_process():
         return
     handler = logging.StreamHandler()
+    handler.setLevel(level)
     handler.setFormatter(logging.Formatter(_LINE))
     ours.addHandler(handler)
     if ours.level == logging.NOTSET:
-        ours.setLevel(logging.INFO)
+        ours.setLevel(level)
 
 
-def _is_planner() -> bool:
-    """Returns whether this process is a Python process of Spark that plans queries."""
+def _is_spark_process() -> bool:
+    """Returns whether Spark started this Python process, to plan queries or to run tasks."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return str(getattr(main, "name", "")).startswith("pyspark.")
+    return str(getattr(main, "name", "")).startswith(("pyspark.", "kts_source.spark.daemon"))
 
 
 def _task_place(scan: str) -> TaskPlace:
@@ -152,7 +155,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=UnpickledByLoad):
             TieredKafkaError: The scan cannot be planned.
         """
         let_spark_collect_log_lines()
-        log_to_driver()
+        log_to_stderr(logging.INFO)
         with explained_memory():
             with explained_imports():
                 from kts_source.planning.planner import plan_scan
@@ -231,7 +234,7 @@ class TieredKafkaStreamReader(
             TieredKafkaError: The stream cannot continue, and a retry would not help.
         """
         let_spark_collect_log_lines()
-        log_to_driver()
+        log_to_stderr(logging.INFO)
         if start is None:
             start = self._last_end or self.initialOffset()
         position = position_from_json(start)
@@ -276,6 +279,9 @@ class TieredKafkaStreamReader(
         Raises:
             TieredKafkaError: Some of the rows can no longer be read.
         """
+        # After a restart, Spark calls this method first, to repeat the last batch.
+        let_spark_collect_log_lines()
+        log_to_stderr(logging.INFO)
         self._last_end = end
         plan = self._stream.plan(position_from_json(start), position_from_json(end))
         forget_archive_finders()

@@ -61,7 +61,7 @@ def resumed_offset(
         location.raise_or_warn(
             f"{location.holder} ends at offset {stop} now, and the stream has read up to {offset}:"
             " records that the stream has returned were lost in an unclean election or with their"
-            " segments, or they are on brokers that the options no longer name;"
+            " segments, or they are in a tier or on brokers that the options no longer name;"
             " failOnDataLoss=false waits until the log reaches that offset again"
         )
     elif owner is not None and owner != epoch:

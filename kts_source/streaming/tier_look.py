@@ -446,7 +446,7 @@ class TierLooker:
         unread = (current.notes, *(listed.orphans for listed in current.partitions))
         if self._logged.get(topic) != unread:
             self._logged[topic] = unread
-            log_topic(current)
+            log_topic(current, options)
         catalog.expect(len(current.partitions))
         return TopicLook(
             topic,

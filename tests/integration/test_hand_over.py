@@ -102,7 +102,13 @@ def test_continuous_export_contains_each_row_of_tier_and_brokers_once(
             topic.settle()
 
     settings = lake.settings(follow=True, round_bytes=100_000)
-    report = follow(options, settings, LocalExecutor(1), on_round=rounds.append, pause=pause)
+    report = follow(
+        options,
+        settings,
+        LocalExecutor(1),
+        on_round=lambda metrics, _total: rounds.append(metrics),
+        pause=pause,
+    )
     assert len(pauses) == 3
     assert len([metrics for metrics in rounds if metrics.commits]) >= 3
     assert table_offsets(lake) == expected_offsets(cluster, topic.name, level)

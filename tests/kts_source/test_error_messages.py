@@ -540,14 +540,15 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_tier_with_hole: (
         "DataLossError: orders-0: no segment in the tier holds offsets [5, 10) between"
-        " SEGMENT-0.log and SEGMENT-10.log; failOnDataLoss=false skips them [topic orders,"
-        " partition 0]"
+        " SEGMENT-0.log and SEGMENT-10.log; restore the segments from older versions or a backup,"
+        " or set failOnDataLoss=false to skip these offsets [topic orders, partition 0]"
     ),
     read_tier_without_log: (
         "DataLossError: orders-0: no segment in the tier holds offsets [5, 10) between"
         " SEGMENT-0.log and SEGMENT-10.log; only incomplete segments exist:"
         " SEGMENT-5.indexes, SEGMENT-5.rsm-manifest (no .log: lost, or a delete is"
-        " running); failOnDataLoss=false skips them [topic orders, partition 0]"
+        " running); restore the segments from older versions or a backup, or set"
+        " failOnDataLoss=false to skip these offsets [topic orders, partition 0]"
     ),
     read_tier_with_malformed_manifest: (
         "CorruptSegmentError: manifest is not JSON: Expecting property name enclosed in"

@@ -15,7 +15,13 @@ import pytest
 
 from kts_source import register
 from kts_source.options import parse_options
-from kts_source.spark.readers import TieredKafkaBatchReader, log_to_driver
+from kts_source.planning.planner import plan_scan
+from kts_source.spark.data_source_api import InputPartition
+from kts_source.spark.readers import (
+    TieredKafkaBatchReader,
+    TieredKafkaStreamReader,
+    log_to_stderr,
+)
 from tests.golden_data import expected_table, tier_options
 
 if TYPE_CHECKING:
@@ -113,16 +119,58 @@ def test_stream_logs_a_line_per_batch_to_the_driver(tmp_path: Path) -> None:
     assert "PRIVATE KEY" not in run.stderr
 
 
-@pytest.mark.parametrize(("main", "level"), [("pyspark.daemon", "INFO"), ("pytest", "NOTSET")])
-def test_only_planning_processes_of_spark_get_a_log_handler(
+@pytest.mark.parametrize(
+    ("main", "level"),
+    [("pyspark.daemon", "INFO"), ("kts_source.spark.daemon", "INFO"), ("pytest", "NOTSET")],
+)
+def test_only_processes_of_spark_get_a_log_handler(
     product_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, main: str, level: str
 ) -> None:
+    without_handlers(product_logger, monkeypatch, main)
+    log_to_stderr(logging.INFO)
+    assert logging.getLevelName(product_logger.level) == level
+    assert len(product_logger.handlers) == (level == "INFO")
+    log_to_stderr(logging.INFO)
+    assert len(product_logger.handlers) == (level == "INFO")
+
+
+def test_task_logs_warnings_with_time_and_level(
+    product_logger: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    without_handlers(product_logger, monkeypatch, "pyspark.daemon")
+    options = tier_options("codecs", **{"value.format": "json", "value.mode": "DROPMALFORMED"})
+    options["value.schema"] = "a boolean"
+    reader = TieredKafkaBatchReader(parse_options(options))
+    task = next(iter(plan_scan(parse_options(options)).tasks))
+    list(reader.read(InputPartition(task)))
+    err = capsys.readouterr().err
+    line = r"^\d{4}-\d\d-\d\d \S+ WARNING kts_source\.\S+: \d+ rows cannot be decoded .*$"
+    assert re.search(line, err, re.MULTILINE)
+    assert " INFO " not in err
+
+
+def test_repeated_batch_of_a_restarted_stream_is_logged(
+    product_logger: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = parse_options(tier_options("codecs"))
+    first = TieredKafkaStreamReader(options)
+    start = first.initialOffset()
+    end = first.latestOffset(start)
+    capsys.readouterr()
+    without_handlers(product_logger, monkeypatch, "pyspark.daemon")
+    TieredKafkaStreamReader(options).partitions(start, end)  # as Spark does first after a restart
+    assert " INFO kts_source.spark.readers: scan " in capsys.readouterr().err
+
+
+def without_handlers(
+    product_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, main: str
+) -> None:
+    """Sets the name of the main module, and removes the log handlers."""
     spec = importlib.machinery.ModuleSpec(main, None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     monkeypatch.setattr(product_logger, "handlers", [])
     monkeypatch.setattr(product_logger, "propagate", False)  # pytest has handlers at the root
-    log_to_driver()
-    assert logging.getLevelName(product_logger.level) == level
-    assert len(product_logger.handlers) == (level == "INFO")
-    log_to_driver()
-    assert len(product_logger.handlers) == (level == "INFO")

@@ -242,17 +242,22 @@ def test_find_joins_ranges_of_many_undecodable_records(
 ) -> None:
     monkeypatch.setattr(search, "_MAX_RANGES", 2)
     bad = {1, 3, 5, 8, 12, 13}
-    write(tmp_path, [[b"{" if n in bad else b'{"a":1}' for n in range(20)]], "t")
-    command = ["find", str(tmp_path), "t", "-o", "cache=false", "--value-format", "json"]
-    assert main([*command, "--value-schema", "a int", "--where", "value.a = 1"]) == 3
+    write(tmp_path / "tier", [[b"{" if n in bad else b'{"a":1}' for n in range(20)]], "t")
+    proof = tmp_path / "proof.json"
+    command = ["find", str(tmp_path / "tier"), "t", "-o", "cache=false", "--value-format", "json"]
+    command += ["--value-schema", "a int", "--where", "value.a = 1", "--certificate", str(proof)]
+    assert main(command) == 3
     found, err = lines_of(capsys)
     assert [record["offset"] for record in found] == [n for n in range(20) if n not in bad]
     lines = [line for line in err.splitlines() if line.startswith("NOT SEARCHED")]
     assert [line.partition("; offset")[0] for line in lines] == [
-        "NOT SEARCHED: t-0, offsets [1, 6): at least 3 records cannot be decoded",
-        "NOT SEARCHED: t-0, offsets [8, 9): a record cannot be decoded",
+        "NOT SEARCHED: t-0, 6 offsets in 2 ranges of one segment, up to offset 8; --certificate"
+        " lists all. The first: offsets [1, 6): at least 3 records cannot be decoded",
         "NOT SEARCHED: t-0, offsets [12, 14): 2 records cannot be decoded",
     ]
+    certificate = json.loads(proof.read_text())
+    unread = [entry for each in certificate["partitions"] for entry in each["unread"]]
+    assert [(entry["start"], entry["stop"]) for entry in unread] == [(1, 6), (8, 9), (12, 14)]
 
 
 def test_undecoded_ranges_do_not_depend_on_order_and_repetition() -> None:

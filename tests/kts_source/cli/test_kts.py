@@ -148,7 +148,9 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "lake"
+    metrics = tmp_path / "export.prom"
     arguments = ["epochs", str(target), *WHERE[2:], "--workers", "1", "--round-bytes", "1"]
+    arguments += ["--prometheus", str(metrics)]
     child = subprocess.Popen(
         [sys.executable, "-m", "kts_source.cli", "export", str(TIER), *arguments, "--follow"],
         stdout=subprocess.PIPE,
@@ -161,6 +163,7 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
         while remaining:
             line = json.loads(child.stdout.readline())
             rows, remaining = rows + line["rows"], line["leftBytes"]
+        assert re.search(rf"^kts_export_rows\{{.*\}} {rows}$", metrics.read_text(), re.MULTILINE)
         child.terminate()
         out, err = child.communicate(timeout=120)
     due = expected_table("epochs", "read_committed").num_rows
@@ -183,10 +186,13 @@ def test_export_command_supports_commit_bytes_and_compact(
     keyed = ("--where", "key is not null")
     where = ("--subscribe", "compacted", *keyed, "--workers", "1", "--json")
     plain, compact = tmp_path / "plain", tmp_path / "compact"
-    small = ("--commit-bytes", "1", "--target-partition-bytes", "20k")
+    small = ("--commit-bytes", "1k", "--target-partition-bytes", "20k")
     code, out, _ = run(capsys, "export", str(plain), *where, *small)
     assert code == 0
     assert json.loads(out)["commits"] > 1
+    code, _, err = run(capsys, "export", str(plain), *where, "--commit-bytes", "1x")
+    assert code == 2
+    assert "'--commit-bytes' must be a size such as 134217728 or 128m, not '1x'" in err
     arguments = ("--table-format", "delta", "--compact", "--tombstones", "remove")
     code, out, _ = run(capsys, "export", str(compact), *where, *arguments)
     assert code == 0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.export.follow import RoundMetrics
+    from kts_source.export.report import BackfillReport
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Slow:
         return batch
 
 
-def print_round(metrics: RoundMetrics) -> None:
+def print_round(metrics: RoundMetrics, _total: BackfillReport) -> None:
     """Prints the metrics of a round as one line of JSON on standard output."""
     sys.stdout.write(f"{metrics.to_json()}\n")
     sys.stdout.flush()

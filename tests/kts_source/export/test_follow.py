@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
 from kts_source.errors import (
     CommitConflictError,
+    ExportError,
     InvalidOptionError,
+    StoreNotFoundError,
     StoreUnavailableError,
 )
 from kts_source.export.follow import RoundMetrics, follow
@@ -63,12 +68,14 @@ class Driven:
         steps: Functions, one per pause.
         pauses: Length of each pause in seconds.
         rounds: Metrics of each round.
+        rows: Rows of all rounds so far, after each round.
         seconds_a_round: Simulated duration of a round.
     """
 
     steps: Sequence[Callable[[], object]] = ()
     pauses: list[float] = field(default_factory=list)
     rounds: list[RoundMetrics] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     seconds_a_round: float = 0.0
     now: float = 1000.0
 
@@ -93,8 +100,9 @@ class Driven:
     def outcomes(self) -> list[str]:
         return [round_metrics.outcome for round_metrics in self.rounds]
 
-    def _round(self, metrics: RoundMetrics) -> None:
+    def _round(self, metrics: RoundMetrics, total: BackfillReport) -> None:
         self.rounds.append(metrics)
+        self.rows.append(total.rows)
         self.now += self.seconds_a_round
         assert len(self.rounds) < 50, "it never waits"
 
@@ -121,6 +129,7 @@ def test_follow_writes_records_that_arrive_between_rounds(lake: Lake, tmp_path: 
         (),
     ]
     assert driven.outcomes == ["done"] * 5 + ["idle"]
+    assert driven.rows == [10, 20, 30, 40, 50, 50]
     assert [round_metrics.left_bytes > 0 for round_metrics in driven.rounds] == [
         True,
         True,
@@ -213,6 +222,57 @@ def test_follow_ends_at_permanent_error(tmp_path: Path) -> None:
     assert driven.pauses == []
     assert table_offsets(lake) == list(range(10))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_follow_continues_after_the_tier_was_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "delta")
+    hidden = tmp_path / "hidden"
+
+    def remount() -> None:
+        hidden.rename(tier.root)
+        tier.grow(1)
+
+    driven = Driven([lambda: tier.root.rename(hidden), lambda: None, remount])
+    driven.run(lake, tier.options())
+    assert driven.outcomes == ["done", *["StoreNotFoundError"] * 2, "done"]
+    assert table_offsets(lake) == list(range(20))
+    assert "the folder does not exist" in caplog.text
+
+
+def test_follow_ends_if_the_tier_is_missing_for_an_hour(tmp_path: Path) -> None:
+    tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "delta")
+    hide = partial(tier.root.rename, tmp_path / "hidden")
+    driven = Driven([hide, *[lambda: None] * 9])
+    with pytest.raises(StoreNotFoundError):
+        driven.run(lake, tier.options(), interval="20m")
+    assert driven.pauses == [1200.0] * 4
+
+
+def test_follow_ends_if_there_was_no_tier_at_its_start(tmp_path: Path) -> None:
+    tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "delta")
+    tier.root.rename(tmp_path / "hidden")
+    driven = Driven()
+    with pytest.raises(StoreNotFoundError):
+        driven.run(lake, tier.options())
+
+
+def test_follow_does_not_create_a_dropped_table_again(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(2)
+
+    def drop() -> None:
+        if lake.table_format == "iceberg":
+            load_catalog("lake", **lake.catalog).drop_table(lake.target)
+        else:
+            shutil.rmtree(lake.target)
+        tier.grow(1)
+
+    driven = Driven([drop])
+    with pytest.raises(ExportError, match="the table no longer exists"):
+        driven.run(lake, tier.options())
+    assert driven.outcomes == ["done", "done", "ExportError"]
+    assert driven.run(lake, tier.options()).rows == 30  # a new start creates the table
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])

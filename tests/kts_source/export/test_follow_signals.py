@@ -76,7 +76,13 @@ def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
 
     settings = lake.settings(follow=True, round_bytes=1)
     with calls.counted():
-        follow(tier.options(), settings, LocalExecutor(1), on_round=rounds.append, pause=pause)
+        follow(
+            tier.options(),
+            settings,
+            LocalExecutor(1),
+            on_round=lambda metrics, _total: rounds.append(metrics),
+            pause=pause,
+        )
     return rounds
 
 

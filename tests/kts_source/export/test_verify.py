@@ -145,7 +145,7 @@ def test_follow_verifies_the_table_only_in_its_first_round(lake: Lake) -> None:
     exported(lake)
     rounds: list[RoundMetrics] = []
 
-    def on_round(metrics: RoundMetrics) -> None:
+    def on_round(metrics: RoundMetrics, _total: BackfillReport) -> None:
         rounds.append(metrics)
         if len(rounds) == 2:
             signal.raise_signal(signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,7 +57,10 @@ def test_scan_of_recreated_topic_reads_no_partition_of_older_incarnation(
         f"topic {TOPIC}: no segments of partitions [1] under topic id {newer}",
     )
     assert all(note in plan.explain() and note in caplog.messages for note in plan.notes)
+    caplog.clear()
     older_plan = make_plan(world, topicId=older)
+    assert f"topic {TOPIC}: reading topic id {older}, not {newer}" in older_plan.notes
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [(partition.topic_id, partition.partition) for partition in older_plan.partitions] == [
         (older, 0),
         (older, 1),
