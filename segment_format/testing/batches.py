@@ -43,8 +43,6 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-import pyarrow as pa
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Unpack
@@ -151,6 +149,8 @@ def _gzip(payload: bytes) -> bytes:
 
 
 def _snappy(payload: bytes) -> bytes:
+    import pyarrow as pa
+
     codec = pa.Codec("snappy")
     out = [_XERIAL_HEADER]
     for start in range(0, len(payload), _XERIAL_BLOCK_BYTES):

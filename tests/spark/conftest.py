@@ -26,9 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(PYSPARK_LEAK))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def collect_pyspark_garbage() -> Iterator[None]:
-    """Closes sockets that PySpark leaves to the garbage collector, so that no other test fails."""
+    """Closes sockets that PySpark leaves to the garbage collector, so that no test in another
+    folder fails. Tests in this folder ignore them. A collection takes up to two seconds.
+    """
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

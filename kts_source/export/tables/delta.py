@@ -42,7 +42,6 @@ import pyarrow as pa
 
 from kts_source.errors import (
     ExportError,
-    InvalidOptionError,
     ObjectNotFoundError,
     UnsupportedTargetError,
 )
@@ -66,7 +65,7 @@ from kts_source.export.tables.export_table import (
     without_other_exports,
 )
 from kts_source.export.tables.parquet_folder import COMMITS as PARQUET_COMMITS
-from kts_source.export.tables.target_store import CloudTarget, open_target, require_create
+from kts_source.export.tables.target_store import open_target, require_create
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 
@@ -155,7 +154,7 @@ class DeltaExportTable(ExportTable):
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            return DeltaTable(self._uri, storage_options=self._storage_options())
+            return DeltaTable(self._uri, storage_options=self._target.delta_options())
         except TableNotFoundError:
             if next(iter(self._target.list_objects(PARQUET_COMMITS)), None) is not None:
                 raise other_format_error(PARQUET, DELTA, self._uri) from None
@@ -290,7 +289,7 @@ class DeltaExportTable(ExportTable):
                     actions,
                     mode="error",
                     partition_by=self._columns,
-                    storage_options=self._storage_options(),
+                    storage_options=self._target.delta_options(),
                     commit_properties=properties,
                 )
             else:
@@ -410,16 +409,6 @@ class DeltaExportTable(ExportTable):
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
         return with_made_columns(schema, self._settings.partition_by, self._values_in)
 
-    def _storage_options(self) -> dict[str, str] | None:
-        """Returns the options of delta-rs for the target; `None` for a local folder."""
-        scheme = scheme_of(self._settings.target)
-        if scheme == "file":
-            return None
-        if scheme == "s3":
-            return delta_storage_options(self._settings.storage.reveal())
-        assert isinstance(self._target, CloudTarget)
-        return self._target.delta_options()
-
 
 def _nested(figures: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
     """Converts statistics to the form of Delta's log. `figures` has a value for each dotted path of
@@ -444,41 +433,6 @@ def _actions(table: DeltaTable) -> pa.Table:
     """Returns a table that describes the data files of a snapshot, with one row per file."""
     actions: Any = table.get_add_actions(flatten=True)
     return pa.table(actions)
-
-
-def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
-    """Converts the names of `s3.*` options to the names that delta-rs uses.
-
-    Raises:
-        InvalidOptionError: delta-rs has no option for an `s3.*` option.
-    """
-    names = {
-        "s3.endpoint": "AWS_ENDPOINT_URL",
-        "s3.access-key-id": "AWS_ACCESS_KEY_ID",
-        "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
-        "s3.session-token": "AWS_SESSION_TOKEN",
-        "s3.region": "AWS_REGION",
-        "s3.anonymous": "AWS_SKIP_SIGNATURE",
-        "s3.proxy-uri": "PROXY_URL",
-        "s3.profile-name": "AWS_PROFILE",
-    }
-    options: dict[str, str] = {}
-    for name, value in storage.items():
-        if name in names:
-            options[names[name]] = value
-        elif name == "s3.path-style-access":
-            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = (
-                "false" if value.strip().lower() == "true" else "true"
-            )
-        elif name == "s3.force-virtual-addressing":
-            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = value.strip().lower()
-        elif name not in ("s3.connect-timeout", "s3.request-timeout"):
-            raise InvalidOptionError(
-                f"option {name} is not supported for a Delta table on S3: remove it"
-            )
-    if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
-        options["AWS_ALLOW_HTTP"] = "true"
-    return options
 
 
 # -- requirements of existing tables

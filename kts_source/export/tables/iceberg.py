@@ -27,9 +27,11 @@ mapping and the settings of bounds before it reads a row. It adds files like PyI
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import time
+import zlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,6 +86,7 @@ _RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+):(?P<epoch>\d*)")
 _OFFSETS: Final = re.compile(r"kts\.(?P<export_id>[^.]+)\.(?P<topic_id>.+)\.(?P<partition>\d+)")
 """Name of a property with the offsets of a partition."""
 _CLOCK_SKEW_MS: Final = 60_000
+_MAX_METADATA_BYTES: Final = 256 << 20
 
 
 class IcebergExportTable(ExportTable):
@@ -130,6 +133,13 @@ class IcebergExportTable(ExportTable):
                 other_id = _table_id(self._target.read(entry.key))
             except ObjectNotFoundError:  # expired in the meantime
                 continue
+            except (ValueError, KeyError, OSError, EOFError, zlib.error) as error:
+                raise ExportError(
+                    f"this metadata of a table cannot be read ({type(error).__name__}), so its"
+                    " files look unused. Nothing was removed. If no table uses this file, delete it"
+                    " and run again",
+                    uri=self._target.uri(entry.key),
+                ) from None
             if other_id not in (None, own_id):
                 raise ExportError(
                     f"the folder also has metadata of the table {other_id}, which is not"
@@ -630,10 +640,20 @@ def _ancestors(table: Table) -> Iterator[Snapshot]:
 def _table_id(metadata: bytes) -> str | None:
     """Returns the id of a table from a metadata file. Returns `None` if the table has no snapshot,
     like one whose creation failed.
+
+    Raises:
+        ValueError: The bytes are not the metadata of a table, or more than 256 MiB.
+        KeyError: The metadata has no id.
+        OSError, EOFError, zlib.error: The compressed bytes are damaged.
     """
     if metadata.startswith(b"\x1f\x8b"):
-        metadata = gzip.decompress(metadata)
+        with gzip.open(io.BytesIO(metadata)) as file:
+            metadata = file.read(_MAX_METADATA_BYTES + 1)
+    if len(metadata) > _MAX_METADATA_BYTES:
+        raise ValueError("the metadata is too large")
     fields = json.loads(metadata)
+    if not isinstance(fields, dict):
+        raise ValueError("the metadata is no JSON object")
     return str(fields["table-uuid"]) if fields.get("snapshots") else None
 
 

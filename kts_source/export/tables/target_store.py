@@ -120,6 +120,19 @@ class TargetStore(ObjectStore, Protocol):
         """Deletes an object if it exists."""
         ...
 
+    def delta_options(self) -> dict[str, str] | None:
+        """Returns the storage options of delta-rs for this store; `None` for a local folder.
+
+        Raises:
+            InvalidOptionError: delta-rs has no option for one of the store's options.
+            UnsupportedTargetError: delta-rs does not support the credentials.
+        """
+        ...
+
+    def create_for_delta(self, key: str, data: bytes) -> bool:
+        """Like `create`, but sends the request that delta-rs sends for a commit."""
+        return self.create(key, data)
+
 
 def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
     """Opens the store of a target path, without sending a request.
@@ -163,9 +176,7 @@ def require_create(target: TargetStore, *, for_delta: bool = False) -> None:
         UnsupportedTargetError: `create` is not atomic.
     """
     probe = f"_kts/probe-{uuid.uuid4().hex}"
-    create = target.create
-    if for_delta and isinstance(target, CloudTarget):
-        create = target.create_for_delta
+    create = target.create_for_delta if for_delta else target.create
     try:
         if create(probe, b"1") and not create(probe, b"2"):
             return
@@ -266,6 +277,9 @@ class LocalTarget(LocalStore, TargetStore):
             require_published(length, size, self.uri(source), self.uri(destination))
             _sync_folder(path.parent)
             draft.unlink(missing_ok=True)
+
+    def delta_options(self) -> None:
+        """See `TargetStore.delta_options`."""
 
     def delete(self, key: str) -> None:
         """See `TargetStore.delete`."""
@@ -418,6 +432,10 @@ class S3Target(S3Store, CopyingTarget):
         """See `TargetStore.delete`."""
         self._send("delete_object", key)
 
+    def delta_options(self) -> dict[str, str]:
+        """See `TargetStore.delta_options`."""
+        return _delta_options_of_s3(self._storage.reveal())
+
     def _copy(self, source: str, destination: str) -> None:
         def attempt() -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -447,6 +465,41 @@ class S3Target(S3Store, CopyingTarget):
         return f"{self._bucket}/{self._prefix}{key}"
 
 
+def _delta_options_of_s3(storage: Mapping[str, str]) -> dict[str, str]:
+    """Converts the names of `s3.*` options to the names that delta-rs uses.
+
+    Raises:
+        InvalidOptionError: delta-rs has no option for an `s3.*` option.
+    """
+    names = {
+        "s3.endpoint": "AWS_ENDPOINT_URL",
+        "s3.access-key-id": "AWS_ACCESS_KEY_ID",
+        "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
+        "s3.session-token": "AWS_SESSION_TOKEN",
+        "s3.region": "AWS_REGION",
+        "s3.anonymous": "AWS_SKIP_SIGNATURE",
+        "s3.proxy-uri": "PROXY_URL",
+        "s3.profile-name": "AWS_PROFILE",
+    }
+    options: dict[str, str] = {}
+    for name, value in storage.items():
+        if name in names:
+            options[names[name]] = value
+        elif name == "s3.path-style-access":
+            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = (
+                "false" if value.strip().lower() == "true" else "true"
+            )
+        elif name == "s3.force-virtual-addressing":
+            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = value.strip().lower()
+        elif name not in ("s3.connect-timeout", "s3.request-timeout"):
+            raise InvalidOptionError(
+                f"option {name} is not supported for a Delta table on S3: remove it"
+            )
+    if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        options["AWS_ALLOW_HTTP"] = "true"
+    return options
+
+
 class CloudTarget(ObstoreStore, CopyingTarget):
     """Base class of the Azure and Google targets."""
 
@@ -458,10 +511,6 @@ class CloudTarget(ObstoreStore, CopyingTarget):
         return self._create(
             key, data, lambda: self._call("pipe_file", self._path(key), data, **self._if_new)
         )
-
-    def create_for_delta(self, key: str, data: bytes) -> bool:
-        """Like `create`, but sends the request that delta-rs sends for a commit."""
-        return self.create(key, data)
 
     def _create(self, key: str, data: bytes, attempt: Callable[[], None]) -> bool:
         self._check_key(key)
@@ -499,14 +548,6 @@ class CloudTarget(ObstoreStore, CopyingTarget):
             self._request(lambda: self._call("rm_file", self._path(key)), key)
 
     @abstractmethod
-    def delta_options(self) -> dict[str, str]:
-        """Returns the options of delta-rs for this store.
-
-        Raises:
-            UnsupportedTargetError: delta-rs does not support the credentials.
-        """
-
-    @abstractmethod
     def _retry_uploads(self, filesystem: Any) -> None:  # noqa: ANN401
         """Makes the file system repeat failed requests."""
 
@@ -539,7 +580,7 @@ class AzureTarget(CloudTarget, AzureStore):
     _if_new: ClassVar[Mapping[str, Any]] = {"overwrite": False}
 
     def delta_options(self) -> dict[str, str]:
-        """See `CloudTarget.delta_options`."""
+        """See `TargetStore.delta_options`."""
         client = self._client.filesystem.service_client
         address = urllib.parse.urlsplit(client.url)
         try:
@@ -607,7 +648,7 @@ class GcsTarget(CloudTarget, GcsStore):
     _if_new: ClassVar[Mapping[str, Any]] = {"mode": "create"}
 
     def create_for_delta(self, key: str, data: bytes) -> bool:
-        """See `CloudTarget.create_for_delta`. delta-rs uses the XML API, and gcsfs the JSON API. A
+        """See `TargetStore.create_for_delta`. delta-rs uses the XML API, and gcsfs the JSON API. A
         service may check conditions in only one of them. obstore contains delta-rs's client.
         """
         from obstore.store import from_url
@@ -637,7 +678,7 @@ class GcsTarget(CloudTarget, GcsStore):
         return self._create(key, data, attempt)
 
     def delta_options(self) -> dict[str, str]:
-        """See `CloudTarget.delta_options`."""
+        """See `TargetStore.delta_options`."""
         filesystem = self._client.filesystem
         endpoint = str(filesystem._location).rstrip("/")  # noqa: SLF001
         if filesystem.credentials.credentials is None:

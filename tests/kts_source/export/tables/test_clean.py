@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,35 @@ def test_clean_keeps_files_of_another_iceberg_table_in_the_same_folder(
     assert_holds(lake.read(), ["txn"])
     if not exported:
         assert clean(lake.settings(), older_than_hours=-1) == ()
+
+
+BOMB = gzip.compress(bytes(1 << 20), mtime=0) * 300
+DAMAGED_METADATA = {
+    "empty": b"",
+    "list": b"[]",
+    "truncated": b"{",
+    "wrong type": b'{"snapshots": [1]}',
+    "not utf-8": b"\xff\xfe",
+    "gzip header": b"\x1f\x8b\x08",
+    "truncated gzip": BOMB[:-9],
+    "gzip of 300 MiB": BOMB,
+}
+
+
+@pytest.mark.parametrize("metadata", DAMAGED_METADATA.values(), ids=DAMAGED_METADATA)
+def test_clean_refuses_unreadable_metadata_in_the_folder_of_an_iceberg_table(
+    tmp_path: Path, metadata: bytes
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(source())
+    (kept,) = lake.folder.rglob("metadata")
+    (kept / "00009-lost.metadata.json").write_bytes(metadata)
+    unused = next(lake.folder.rglob("*.parquet")).parent / "unused.parquet"
+    unused.write_bytes(b"PAR1")
+    with pytest.raises(ExportError, match=r"cannot be read .* Nothing was removed") as caught:
+        clean(lake.settings(), older_than_hours=-1, remove=True)
+    assert "00009-lost.metadata.json" in str(caught.value)
+    assert unused.exists()
 
 
 def test_clean_of_iceberg_table_continues_after_the_dropped_table_is_deleted(

@@ -13,7 +13,7 @@ import pytest
 
 from kts_source.errors import UnsupportedTargetError
 from kts_source.export.settings import export_settings
-from kts_source.export.tables.target_store import AzureTarget, CloudTarget, open_target
+from kts_source.export.tables.target_store import AzureTarget, open_target
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def storage(**arguments: object) -> dict[str, str]:
 def delta_options(target: str, **arguments: object) -> dict[str, str]:
     settings = export_settings(target, target_options=storage(**arguments))
     with closing(open_target(settings.target, settings.storage)) as opened:
-        assert isinstance(opened, CloudTarget)
-        return opened.delta_options()
+        options = opened.delta_options()
+    assert options is not None
+    return options
 
 
 @pytest.fixture(autouse=True)

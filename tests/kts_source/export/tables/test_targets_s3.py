@@ -21,7 +21,6 @@ from pyiceberg.catalog import load_catalog
 from kts_source.errors import ExportError, ObjectNotFoundError, StoreError, UnsupportedTargetError
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
-from kts_source.export.tables.delta import delta_storage_options
 from kts_source.export.tables.iceberg_library import CHECKSUMS_WHEN_REQUIRED
 from kts_source.export.tables.target_store import S3Target, open_target, require_create
 from kts_source.export.task_writer import LocalExecutor
@@ -101,7 +100,7 @@ def test_killed_folder_export_writes_each_row_once_after_resume(
 def test_delta_table_on_s3_contains_all_rows(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, table_format="delta", partition_by=["topic"])
     export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
-    options = delta_storage_options(s3_server.options)
+    options = open_target(url, settings.storage).delta_options()
     assert_holds(DeltaTable(url, storage_options=options).to_pyarrow_table(), ["txn", "timeline"])
     assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
 
