@@ -201,7 +201,9 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
             _check_rows(new, old)
         _check_continues(new, old.ends)
         if zero_copy:
-            cluster.admin.alter_topic(NEW_NAME, retention_bytes="1")
+            for number in (0, 1):  # retention keeps the last segment that is not empty
+                _write(_producer(new), NEW_NAME, number, 10, b"new")
+            cluster.admin.alter_topic(NEW_NAME, OTHER, retention_bytes="1")
             folders = [*(tier / "kafka-tiered-storage").glob(f"{NEW_NAME}-*")]
             served = [path for folder in folders for path in _served_logs(folder, plan)]
             assert len(folders) == 2
