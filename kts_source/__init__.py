@@ -22,7 +22,7 @@ Functions:
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -68,13 +68,14 @@ __all__ = [
 ]
 
 _MODULES: Final = ("errors", "export", "metrics", "secret", "streaming")
+_SPARK_ONLY: Final = "kts_source.spark.datasource"
 _HOMES: Final = {
     "AuditReport": "kts_source.auditing.report",
     "Certificate": "kts_source.finding.certificate",
     "Scan": "kts_source.engines.scan",
     "Search": "kts_source.finding.search",
     "TierReport": "kts_source.reporting.page",
-    "TieredKafkaDataSource": "kts_source.spark.datasource",
+    "TieredKafkaDataSource": _SPARK_ONLY,
     "audit": "kts_source.spark.audit",
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
@@ -82,11 +83,18 @@ _HOMES: Final = {
     "find": "kts_source.finding.find",
     "index_keys": "kts_source.finding.key_index",
     "plan": "kts_source.planning.planner",
-    "register": "kts_source.spark.datasource",
+    "register": _SPARK_ONLY,
     "report": "kts_source.reporting.page",
-    "run_available_now": "kts_source.spark.datasource",
+    "run_available_now": _SPARK_ONLY,
     "scan": "kts_source.engines.scan",
 }
+
+
+def __dir__() -> list[str]:
+    # Without pyspark, `help(kts_source)` would fail at the names that need it.
+    has_spark = importlib.util.find_spec("pyspark") is not None
+    public = [name for name, home in _HOMES.items() if has_spark or home != _SPARK_ONLY]
+    return [*public, *_MODULES, "__version__", *(name for name in globals() if name[:2] == "__")]
 
 
 def __getattr__(name: str) -> object:

@@ -215,11 +215,11 @@ def export(
     if end_offsets:
         from kts_source.export.end_offsets import end_offsets as offsets_of_table
 
-        require_topic(options)
+        require_topic(options, target)
         click.echo(offsets_of_table(source=options, target=target, **named))
         return
     with _failure_metrics(prometheus, target):
-        require_topic(options)
+        require_topic(options, target)
         if png is not None:
             require("matplotlib", "plot", "--png")  # fail before the work, not after it
             check_output(png)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from kts_source.broker.kafka_table import PLAIN_OPTIONS, SECURITY_OPTIONS
 from kts_source.layout.find_layout import BUILT_IN_LAYOUTS, ENTRY_POINT_GROUP
 from kts_source.options import OPTIONS
 from kts_source.options.fetch_options import CACHE_OPTIONS, FETCH_OPTIONS
@@ -28,6 +29,7 @@ from kts_source.options.parsing import (
 from kts_source.options.stream_options import STREAM_OPTIONS
 from kts_source.options.times import parse_time
 from kts_source.options.value_formats import VALUE_OPTIONS
+from kts_source.store.storage_options import S3_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -146,13 +148,25 @@ class SuggestedText(click.types.StringParamType):
         return [CompletionItem(value) for value in self._values() if value.startswith(incomplete)]
 
 
+class PathText(click.types.StringParamType):
+    """A text for which shells suggest files and folders. Other texts are valid, too."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Lets the shell complete `incomplete` as a path."""
+        return [CompletionItem(incomplete, type="file")]
+
+
 def _layouts() -> list[str]:
     return [*BUILT_IN_LAYOUTS, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]
 
 
 def option_names() -> list[str]:
     """Returns `<name>=` for each option, which shells suggest as the start of a value of `-o`."""
-    return [f"{option.name}=" for option in OPTIONS] + [f"{SERVERS}="]
+    names = [option.name for option in OPTIONS] + [name for name, _ in S3_OPTIONS]
+    names += [f"kafka.{name}" for name, *_ in (*PLAIN_OPTIONS, *SECURITY_OPTIONS)]
+    return [f"{name}=" for name in names]
 
 
 _SUGGESTED: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
@@ -181,6 +195,8 @@ def source_flag(option: Option, *, is_essential: bool) -> Callable[[_Function], 
         attributes["metavar"] = "FORMAT" if is_essential and len(choices) > _MAX_CHOICES else None
     elif option.name in _SUGGESTED:
         attributes["type"] = SuggestedText(_SUGGESTED[option.name])
+    elif attributes["metavar"] == "PATH":
+        attributes["type"] = PathText()
     if option.name == "layout":
         attributes["metavar"] = f"[{'|'.join(BUILT_IN_LAYOUTS)}|…]"
     return flag(name, variable, **attributes)

@@ -5,24 +5,47 @@ unchanged offsets. `docs/restore.md` describes the steps.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import check_output, echo_printable, print_json, write_atomically
 from kts_source.cli.scan_options import json_flag, scan_options
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import BrokerUnavailableError, InvalidOptionError
+from kts_source.libraries import require
 from kts_source.restore.committing import commit_restore, status_restore, verify_restore
 from kts_source.restore.restore_plan import UNDECIDED_POLICIES, plan_restore
+from kts_source.restore.target import target_settings
 from kts_source.restore.writing import write_restore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-@click.group("restore")
+class _Restore(click.Group):
+    """Group of the steps of a restore."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the steps, in order."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # the exit code
+        """Runs a step. Only the new cluster is contacted, so errors name its flag."""
+        try:
+            return super().invoke(ctx)
+        except BrokerUnavailableError as error:
+            problem, _, _ = error.message.partition(" If the cluster no longer exists")
+            raise BrokerUnavailableError(_with_flag(problem.rstrip("."))) from error
+
+
+def _with_flag(message: str) -> str:
+    return re.sub(r"(option )?'?kafka\.bootstrap\.servers'?", "--to", message)
+
+
+@click.group("restore", cls=_Restore)
 def restore_command() -> None:
     """Restore topics of a lost cluster, with the same offsets."""
 
@@ -49,7 +72,13 @@ def _target_options(
 
 
 def _target(servers: str, pairs: tuple[str, ...]) -> dict[str, str]:
-    return {"kafka.bootstrap.servers": servers, **_pairs("--to-option", pairs)}
+    target = {"kafka.bootstrap.servers": servers, **_pairs("--to-option", pairs)}
+    require("kafka", "restore", "kts restore")
+    try:
+        target_settings(target)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(_with_flag(error.message)) from None
+    return target
 
 
 def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -65,6 +94,7 @@ def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
 @restore_command.command(
     "plan",
     cls=Command,
+    short_help="Compare the tier and the new cluster.",
     examples=(
         "kts restore plan s3://bucket orders --key-prefix tiered/ \\",
         "  --to new:9092 --output plan.json",
@@ -141,6 +171,7 @@ def _numbers(topics: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
 @restore_command.command(
     "write",
     cls=Command,
+    short_help="Write the segments to a stopped broker.",
     examples=(
         "kts restore write plan.json s3://bucket orders --key-prefix tiered/ \\",
         "  --log-dir /var/kafka/logs",
@@ -169,7 +200,7 @@ def write_command(
     _print_lines(status_restore(plan_file), as_json=as_json)
 
 
-@restore_command.command("verify")
+@restore_command.command("verify", short_help="Compare the brokers with the restored rows.")
 @click.argument("plan_file", metavar="PLAN")
 @_target_options()
 @json_flag
@@ -180,7 +211,7 @@ def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_jso
     click.get_current_context().exit(1 if differences else 0)
 
 
-@restore_command.command("commit")
+@restore_command.command("commit", short_help="Commit offsets and set configurations.")
 @click.argument("plan_file", metavar="PLAN")
 @flag("--config", multiple=True, metavar="NAME=VALUE", help="New configuration.")
 @flag(
@@ -235,7 +266,7 @@ def _groups(path: str | None) -> dict[str, dict[str, dict[int, int]]]:
         ) from None
 
 
-@restore_command.command("status")
+@restore_command.command("status", short_help="Print the finished and the next step.")
 @click.argument("plan_file", metavar="PLAN")
 @json_flag
 def status_command(*, plan_file: str, as_json: bool) -> None:

@@ -32,6 +32,7 @@ import click
 from kts_source.cli.flags import (
     SERVERS,
     SOURCE_FLAGS,
+    PathText,
     SuggestedText,
     flag,
     flag_name,
@@ -177,7 +178,7 @@ def _option_name(key: str, file: Path, profile: str) -> str:
     if "." in key or key in _OPTION_OF_FLAG.values():
         return key
     near = difflib.get_close_matches(f"--{key}", _OPTION_OF_FLAG, n=1)
-    hint = f": did you mean {near[0][2:]}?" if near else ""
+    hint = f": did you mean {near[0][2:]}?" if near else ". Profiles set options of the data source"
     raise InvalidOptionError(f"{file}, profile {profile!r}: unknown setting {key!r}{hint}")
 
 
@@ -282,7 +283,8 @@ def scan_options(
         decorated: Callable[..., None] = run
         for decorator in _COMMON:
             decorated = decorator(decorated)
-        for option in sorted(flags, key=lambda option: _rank(option.name, essential), reverse=True):
+        # Each decorator adds its flag before the existing ones.
+        for option in sorted(flags, key=lambda option: _rank(option.name, essential))[::-1]:
             decorated = source_flag(option, is_essential=option.name in essential)(decorated)
         if arguments:
             decorated = _positional(arguments)(decorated)
@@ -300,7 +302,7 @@ def _positional(arguments: Sequence[str]) -> Callable[[Callable[..., None]], Cal
     metavar = " ".join(
         name.upper() if name == "target" else f"[{name.upper()}]" for name in arguments
     )
-    return click.argument("given", nargs=-1, required=required, metavar=metavar)
+    return click.argument("given", nargs=-1, required=required, metavar=metavar, type=PathText())
 
 
 _COMMON: Final = (
@@ -353,14 +355,20 @@ def _add_arguments(
     """
     names = ("path", "subscribe") if takes_topic else ("path",)
     if len(given) > len(names):
-        raise click.UsageError(f"Got unexpected extra argument ({given[len(names)]})")
-    if takes_topic and len(given) == 1:
-        if _is_topic(given[0], with_defaults(options, profile)):
+        hint = ". Separate topics by commas, without spaces" if takes_topic else ""
+        raise click.UsageError(f"Got unexpected extra argument ({given[len(names)]}){hint}")
+    if takes_topic and given:
+        may_be_topic = _is_topic(given[0], with_defaults(options, profile))
+        if may_be_topic and len(given) == 1:
             names = ("subscribe",)
-        elif _is_missing_folder(given[0]):
+        elif _is_missing_folder(given[0]) and (may_be_topic or len(given) == 1):
+            hint = (
+                "If it is the topic, set PATH before it, or set --path or KTS_PATH"
+                if len(given) == 1
+                else f"Separate topics by commas, without spaces: {','.join(given)}"
+            )
             raise InvalidOptionError(
-                f"argument {given[0]!r} is taken as PATH, but no such folder exists. If it is the"
-                " topic, set PATH before it, or set --path or KTS_PATH"
+                f"argument {given[0]!r} is taken as PATH, but no such folder exists. {hint}"
             )
     for option, text in zip(names, given, strict=False):
         if option in options:
@@ -383,8 +391,12 @@ def _is_missing_folder(text: str) -> bool:
     return not any(Path(path).expanduser().exists() for path in (text, *text.split(",")))
 
 
-def require_topic(options: Mapping[str, str]) -> None:
+def require_topic(options: Mapping[str, str], target: str | None = None) -> None:
     """Checks that the options select topics.
+
+    Args:
+        options: Options of the command.
+        target: The last argument, if the command has a TARGET.
 
     Raises:
         InvalidOptionError: TOPIC is missing. The message lists the topics of the tier.
@@ -397,7 +409,8 @@ def require_topic(options: Mapping[str, str]) -> None:
     parsed = parse_any_options({**options, "subscribePattern": ".*"})
     topics = topics_of_tier(parsed) if parsed.path else ()
     listed = f"; topics of this tier: {', '.join(topics)}" if topics else ""
-    raise InvalidOptionError(f"TOPIC is missing{listed}")
+    taken = "" if target is None else f" ({target!r} is taken as TARGET)"
+    raise InvalidOptionError(f"TOPIC is missing{taken}{listed}")
 
 
 class _Printable(logging.Formatter):

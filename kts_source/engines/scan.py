@@ -34,7 +34,7 @@ _TASK_BYTES: Final = 64 << 20
 """Default size of a task. Tasks are small, because ordered threads may wait for a whole task."""
 
 
-def scan(source: PathOrOptions, **more: OptionValue) -> Scan:
+def scan(source: PathOrOptions | None = None, **more: OptionValue) -> Scan:
     """Returns a scan of topics. Any engine that reads Arrow can use it.
 
     The store is not accessed until the plan or a row is needed, with one exception: if values are
@@ -42,7 +42,8 @@ def scan(source: PathOrOptions, **more: OptionValue) -> Scan:
     which share the plan of this scan, so all of them read the same offsets.
 
     Args:
-        source: Options as for `spark.read.format("tiered-kafka")`, or the path of the tier.
+        source: Options as for `spark.read.format("tiered-kafka")`, or the path of the tier;
+            `None` = they are in `more`.
         **more: Options in addition to those in `source`.
 
     Raises:

@@ -47,7 +47,7 @@ LISTING: Final = "listing"
 METADATA_TOPIC: Final = "metadata-topic"
 _MAX_REQUESTS: Final = 1024  # each has a thread
 
-_ESSENTIAL: Final = (
+ESSENTIAL_OPTIONS: Final = (
     Option(
         "path",
         parse_text,
@@ -295,7 +295,7 @@ _MORE: Final = (
     ),
 )
 
-OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE, *VALUE_OPTIONS, *STREAM_OPTIONS)
+OPTIONS: Final[tuple[Option, ...]] = (*ESSENTIAL_OPTIONS, *_MORE, *VALUE_OPTIONS, *STREAM_OPTIONS)
 
 
 def options_tables() -> dict[str, str]:
@@ -319,7 +319,7 @@ def options_tables() -> dict[str, str]:
         *S3_OPTIONS,
     ]
     return {
-        "essential": _table(map(_row, _ESSENTIAL)),
+        "essential": _table(map(_row, ESSENTIAL_OPTIONS)),
         "more": _table(map(_row, _MORE)),
         "values": _table(map(_row, VALUE_OPTIONS)),
         "stream": _table(map(_row, STREAM_OPTIONS)),

@@ -31,21 +31,21 @@ PathOrOptions: TypeAlias = "Options | str | os.PathLike[str]"
 """Options by name, or the value of option `path` alone."""
 
 
-def option_texts(source: PathOrOptions, /, **more: OptionValue) -> dict[str, str]:
+def option_texts(source: PathOrOptions | None, /, **more: OptionValue) -> dict[str, str]:
     """Returns the text of each option, as in Spark.
 
     Numbers are written in decimal, booleans as `true` and `false`, dates and datetimes in ISO 8601.
     The items of a list are separated by commas. A dict becomes JSON.
 
     Args:
-        source: Options, or a path.
+        source: Options, or a path; `None` = all options are in `more`.
         **more: Options in addition to those in `source`.
 
     Raises:
         InvalidOptionError: A value has another type, or an option occurs twice. The message does
             not contain values, because they may be secret.
     """
-    options: Options = {"path": source} if isinstance(source, str | os.PathLike) else source
+    options: Options = {"path": source} if isinstance(source, str | os.PathLike) else source or {}
     texts: dict[str, str] = {}
     names: set[str] = set()
     for name, value in (*options.items(), *more.items()):

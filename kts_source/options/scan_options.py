@@ -15,7 +15,13 @@ from kts_source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_CO
 from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.fetch_options import FetchOptions, cache_settings, fetch_options
-from kts_source.options.option_table import DISKS, METADATA_TOPIC, OPTIONS, READ_COMMITTED
+from kts_source.options.option_table import (
+    DISKS,
+    ESSENTIAL_OPTIONS,
+    METADATA_TOPIC,
+    OPTIONS,
+    READ_COMMITTED,
+)
 from kts_source.options.parsing import check_characters, option_texts
 from kts_source.options.selection import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
@@ -304,7 +310,8 @@ def _unknown(name: str) -> str:
     if close:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
         return f"unknown option {name!r}; did you mean {guesses}?"
-    return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
+    usual = ", ".join(option.name for option in ESSENTIAL_OPTIONS)
+    return f"unknown option {name!r}; often used are {usual}. See all options in docs/options.md"
 
 
 def _similar(name: str, names: Iterable[str]) -> list[str]:
@@ -321,8 +328,9 @@ def _selection(values: Mapping[str, Any]) -> Selection:
     selected = [name for name in names if values[name] is not None]
     if len(selected) != 1:
         found = f"{' and '.join(selected)} are" if selected else "none is"
+        hint = "" if selected else "; subscribePattern='.*' selects all topics"
         raise InvalidOptionError(
-            f"exactly one of the options {', '.join(names)} must be set, but {found} set"
+            f"exactly one of the options {', '.join(names)} must be set, but {found} set{hint}"
         )
     selection: Selection = values[selected[0]]
     return selection
@@ -421,11 +429,11 @@ def parse_options(source: Options) -> ScanOptions:
     return options
 
 
-def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> ScanOptions:
+def options_of(source: PathOrOptions | ScanOptions | None, **more: OptionValue) -> ScanOptions:
     """Returns the checked options of one batch `load()`. Returns `ScanOptions` unchanged.
 
     Args:
-        source: Options, or the path of the tier.
+        source: Options, or the path of the tier; `None` = all options are in `more`.
         **more: Options in addition to those in `source`.
 
     Raises:

@@ -198,7 +198,9 @@ class DescribedPlan:
 
 
 def describe(
-    source: PathOrOptions | ScanOptions, store: ObjectStore | None = None, **more: OptionValue
+    source: PathOrOptions | ScanOptions | None = None,
+    store: ObjectStore | None = None,
+    **more: OptionValue,
 ) -> TierDescription:
     """Returns the watermarks of the selected partitions. If the options name brokers, includes the
     cluster's offsets after the tier.
@@ -207,7 +209,7 @@ def describe(
     options.
 
     Args:
-        source: Options of the data source, or the path of the tier.
+        source: Options of the data source, or the path of the tier; `None` = they are in `more`.
         store: Store of the tier; by default it is opened from the options.
         **more: Options in addition to those in `source`.
 

@@ -101,11 +101,13 @@ OnPartitionError: TypeAlias = Callable[[TieredKafkaError], object]
 _OpenSource: TypeAlias = Callable[[ScanOptions, Tier, Executor, Executor], Source]
 
 
-def plan(source: PathOrOptions, store: ObjectStore | None = None, **more: OptionValue) -> ScanPlan:
+def plan(
+    source: PathOrOptions | None = None, store: ObjectStore | None = None, **more: OptionValue
+) -> ScanPlan:
     """Plans the scan that the data source would run with these options.
 
     Args:
-        source: Options of the data source, or the path of the tier.
+        source: Options of the data source, or the path of the tier; `None` = they are in `more`.
         store: Store of the tier; by default it is opened from the options.
         **more: Options in addition to those in `source`.
 

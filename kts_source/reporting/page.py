@@ -211,7 +211,7 @@ class TierReport(Displayed):
 
 
 def report(
-    source: PathOrOptions | ScanOptions,
+    source: PathOrOptions | ScanOptions | None = None,
     *,
     audit: AuditReport | None = None,
     store: ObjectStore | None = None,
@@ -225,7 +225,8 @@ def report(
     partition is missing, the report shows only facts from the partition's manifests.
 
     Args:
-        source: Options of the data source, or the path of the tier; bounds are ignored.
+        source: Options of the data source, or the path of the tier; `None` = they are in `more`.
+            Bounds are ignored.
         audit: Result of an audit of the same tier, to include in the report.
         store: Store of the tier; by default it is opened from the options.
         now_ms: Current time in ms since 1970; by default the time of the clock.

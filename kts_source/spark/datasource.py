@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
@@ -23,7 +23,11 @@ from kts_source.spark.data_source_api import (
     types,
     without_replacement_warning,
 )
-from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
+from kts_source.spark.readers import (
+    RefusedStreamReader,
+    TieredKafkaBatchReader,
+    TieredKafkaStreamReader,
+)
 from kts_source.spark.worker import explained_imports, forget_archive_finders
 
 if TYPE_CHECKING:
@@ -51,6 +55,10 @@ _COLUMNS: Final[dict[types.DataType, str]] = {
     types.ArrayType(_HEADER): "headers",
 }
 _TYPES: Final = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
+_WRITER: Final = "pyspark.sql.worker.write_into_data_source"
+"""Module of the processes in which Spark creates writers. Their options are those of the target, so
+errors about them would be misleading.
+"""
 _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 """Versions of Spark whose `Trigger.AvailableNow` requests only one batch from a Python source."""
 
@@ -195,6 +203,13 @@ class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        if _WRITER in sys.modules:
+            raise _read_only()
+        if "provider" in options:
+            raise InvalidOptionError(
+                "a table in Spark's catalog loses the options of its format. Use CREATE TEMPORARY"
+                " VIEW … USING `tiered-kafka` OPTIONS (…) instead of CREATE TABLE"
+            )
         # Parse the options here, because Spark does not call schema() if the user sets a schema.
         self._scan_options = parse_any_options(dict(options))
         forget_archive_finders()
@@ -230,15 +245,28 @@ class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
 
         return sail_reader(options)
 
-    def streamReader(self, schema: types.StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
-        """Returns a stream reader for the columns of a schema.
+    def streamReader(  # noqa: N802  # Spark's name
+        self, schema: types.StructType
+    ) -> TieredKafkaStreamReader | RefusedStreamReader:
+        """Returns a stream reader for the columns of a schema. If `columns_of` rejects the schema,
+        or if an option is only for batch queries, the methods of the reader raise the error.
 
-        Raises:
-            InvalidOptionError: `columns_of` rejects the schema, or an option is only for batch
-                queries.
+        If this method raised it, the traceback would end with an `UnboundLocalError` of Spark.
         """
-        check_for_stream(self._scan_options)
-        return TieredKafkaStreamReader(self._options_for(schema))
+        try:
+            check_for_stream(self._scan_options)
+            options = self._options_for(schema)
+        except InvalidOptionError as error:
+            return RefusedStreamReader(error)
+        return TieredKafkaStreamReader(options)
+
+    def writer(self, schema: types.StructType, overwrite: bool) -> NoReturn:
+        """Raises `InvalidOptionError`, because the format is read-only."""
+        raise _read_only()
+
+    def streamWriter(self, schema: types.StructType, overwrite: bool) -> NoReturn:  # noqa: N802  # Spark's name
+        """Raises `InvalidOptionError`, because the format is read-only."""
+        raise _read_only()
 
     def _options_for(self, schema: types.StructType) -> ScanOptions:
         # Use the types of the schema, because a second sample might lead to other types.
@@ -248,6 +276,13 @@ class TieredKafkaDataSource(DataSource, metaclass=UnpickledByLoad):
         # Load the keys now, because the key files are on the driver, and the reader is pickled for
         # the workers.
         return replace(options, key_ring=options.key_ring.loaded())
+
+
+def _read_only() -> InvalidOptionError:
+    return InvalidOptionError(
+        "the format 'tiered-kafka' is read-only. To write records to a table, call"
+        " kts_source.backfill or run kts export, or write the DataFrame with another format"
+    )
 
 
 def register(spark: SparkSession) -> None:

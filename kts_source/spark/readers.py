@@ -13,7 +13,7 @@ import os
 import sys
 import uuid
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kts_source.errors import TieredKafkaError
 from kts_source.spark.data_source_api import (
@@ -172,6 +172,31 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=UnpickledByLoad):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the task in a partition."""
         return task_rows(partition, self._options, self._scan)
+
+
+class RefusedStreamReader(DataSourceStreamReader, metaclass=UnpickledByLoad):
+    """Stream reader of a stream that cannot start. Every method that Spark may call first raises
+    `error`.
+    """
+
+    def __init__(self, error: TieredKafkaError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> NoReturn:  # noqa: N802  # Spark's name
+        """Raises the error: a new stream starts here."""
+        raise self._error
+
+    def latestOffset(self, start: object = None, limit: object = None) -> NoReturn:  # noqa: N802  # Spark's name
+        """Raises the error: a restarted stream continues here."""
+        raise self._error
+
+    def partitions(self, start: object, end: object) -> NoReturn:
+        """Raises the error: a restarted stream first repeats an uncommitted batch."""
+        raise self._error
+
+    def read(self, partition: InputPartition | None) -> NoReturn:
+        """Raises the error. Spark requires this method."""
+        raise self._error
 
 
 class TieredKafkaStreamReader(

@@ -111,12 +111,18 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "no_topic": (
         {"subscribe": None},
         "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
-        " set, but none is set",
+        " set, but none is set; subscribePattern='.*' selects all topics",
     ),
     "two_selections": (
         {"subscribePattern": "o.*"},
         "InvalidOptionError: exactly one of the options subscribe, subscribePattern, assign must be"
         " set, but subscribe and subscribePattern are set",
+    ),
+    "option_like_no_other": (
+        {"foo": "1"},
+        "InvalidOptionError: unknown option 'foo'; often used are path, keyPrefix, subscribe,"
+        " startingOffsets, endingOffsets, startingTimestamp, endingTimestamp, isolationLevel,"
+        " columns, where. See all options in docs/options.md",
     ),
     "size": (
         {"targetPartitionBytes": "lots"},

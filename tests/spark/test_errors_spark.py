@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from kts_source import register
+from kts_source import TieredKafkaDataSource, register
+from kts_source.errors import InvalidOptionError
 from tests.golden_data import KEY_PREFIX, TIER, tier_options
 
 if TYPE_CHECKING:
@@ -118,8 +119,24 @@ spark.stop()
     assert "rows: 865" in done.stdout, done.stderr[-2000:]
 
 
-def test_write_raises_analysis_exception(registered: SparkSession) -> None:
-    options = tier_options("codecs")
+@pytest.mark.parametrize("options", [tier_options("codecs"), {}], ids=["options", "no_options"])
+def test_write_is_refused_as_read_only(registered: SparkSession, options: dict[str, str]) -> None:
     frame = registered.range(1).write.format("tiered-kafka").options(**options)
-    with pytest.raises(AnalysisException, match="writer is not implemented"):
+    with pytest.raises(
+        AnalysisException, match=r"'tiered-kafka' is read-only.* kts_source\.backfill"
+    ):
         frame.mode("append").save()
+
+
+@pytest.mark.parametrize("method", ["writer", "streamWriter"])
+def test_writer_is_refused_as_read_only(method: str) -> None:
+    source = TieredKafkaDataSource(tier_options("codecs"))
+    with pytest.raises(InvalidOptionError, match="is read-only"):
+        getattr(source, method)(source.schema(), overwrite=False)
+
+
+def test_create_table_names_temporary_views(registered: SparkSession) -> None:
+    options = ", ".join(f"`{name}` '{text}'" for name, text in tier_options("codecs").items())
+    with pytest.raises(AnalysisException, match="Use CREATE TEMPORARY VIEW") as caught:
+        registered.sql(f"CREATE TABLE codecs USING `tiered-kafka` OPTIONS ({options})")
+    assert "often used are" not in str(caught.value)

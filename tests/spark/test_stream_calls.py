@@ -22,6 +22,7 @@ from kts_source.errors import StoreUnavailableError
 from kts_source.spark import data_source_api
 from kts_source.spark.data_source_api import ReadAllAvailable
 from kts_source.spark.datasource import TieredKafkaDataSource
+from kts_source.spark.readers import TieredKafkaStreamReader
 from kts_source.streaming.tier_stream import TierStream
 from tests.golden_data import SPARK_SCHEMA, assert_same_rows, expected_table, tier_options
 from tests.kts_source.streaming.running import GrowingTier
@@ -29,8 +30,6 @@ from tests.kts_source.streaming.running import GrowingTier
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from kts_source.spark.readers import TieredKafkaStreamReader
 
 try:
     from pyspark.sql.streaming import datasource as sparks_own
@@ -53,7 +52,9 @@ class Query:
     def start(self, *, available_now: bool = False) -> None:
         source = TieredKafkaDataSource(self.options)
         schema = source.schema()
-        self.reader: TieredKafkaStreamReader = source.streamReader(schema)
+        reader = source.streamReader(schema)
+        assert isinstance(reader, TieredKafkaStreamReader)
+        self.reader = reader
         # Tasks use their own reader, which is pickled before planning.
         self.pickled = cloudpickle.dumps(source.streamReader(schema))  # type: ignore[no-untyped-call]
         self.limit: Any = None

@@ -206,5 +206,9 @@ def test_batch_only_option_raises_at_start_of_stream(
 ) -> None:
     invalid_options = tier_options("txn", endingOffsets="latest")
     stream_writer = writer(registered, invalid_options, tmp_path, Sink())
-    with pytest.raises(Exception, match="not valid in a stream"), started(stream_writer) as query:
+    with (
+        pytest.raises(Exception, match="not valid in a stream") as caught,
+        started(stream_writer) as query,
+    ):
         query.processAllAvailable()
+    assert "UnboundLocalError" not in str(caught.value)

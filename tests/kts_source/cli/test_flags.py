@@ -86,12 +86,19 @@ def test_wrong_flag_is_refused_with_a_suggestion(
         ("--layout", {"aiven", "local-tiered-storage", "kafka-logs"}),
         ("--value-format", {"json", "avro-confluent", "protobuf"}),
         ("-o", {"keyPrefix=", "kafka.bootstrap.servers="}),
+        ("-o", {"kafka.security.protocol=", "s3.region="}),
     ],
 )
 def test_shell_completion_suggests_flag_values(flag: str, words: set[str]) -> None:
     completer = ShellComplete(kts, {}, "kts", "_KTS_COMPLETE")
     items = completer.get_completions(["cat", flag], "")
     assert words <= {item.value for item in items}
+
+
+@pytest.mark.parametrize("arguments", [["cat"], ["cat", "--path"], ["export", "tier", "orders"]])
+def test_shell_completes_paths(arguments: list[str]) -> None:
+    completer = ShellComplete(kts, {}, "kts", "_KTS_COMPLETE")
+    assert [item.type for item in completer.get_completions(arguments, "./t")] == ["file"]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +135,23 @@ def test_arguments_of_an_export_are_replaced_by_its_flags() -> None:
     shown = {name: with_flags(f"{name}=True") for name in ExportArguments.__annotations__}
     without_flag = {name for name, flag in shown.items() if flag not in flags}
     assert without_flag == {"transform", "target_options", "catalog"}
+
+
+def test_all_flags_are_listed_in_the_order_of_the_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cat", "--help-all"]) == 0
+    text = capsys.readouterr().out
+    flags = ["--path", "--subscribe ", "--starting-offsets ", "--storage-options"]
+    assert flags == sorted(flags, key=text.index)
+    flags = ["--value-schema ", "--value-message", "--value-mode", "--key-format", "--key-mode"]
+    assert flags == sorted(flags, key=text.index)
+
+
+def test_second_topic_asks_for_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cat", "tier", "orders", "payments"]) == 2
+    error = "Got unexpected extra argument (payments). Separate topics by commas, without spaces"
+    assert error in capsys.readouterr().err
 
 
 def test_boolean_options_are_flags_without_value(capsys: pytest.CaptureFixture[str]) -> None:

@@ -519,6 +519,24 @@ def test_single_argument_that_is_no_folder_asks_for_the_path(
     )
 
 
+def test_topics_separated_by_a_space_ask_for_commas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KTS_PATH", str(TIER))
+    assert main(["cat", "orders", "payments"]) == 2
+    error = capsys.readouterr().err
+    assert "argument 'orders' is taken as PATH, but no such folder exists" in error
+    assert "Separate topics by commas, without spaces: orders,payments" in error
+
+
+def test_export_without_topic_names_the_argument_that_is_the_target(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["export", str(TIER), "orders", "--key-prefix", "tiered/"]) == 2
+    assert "TOPIC is missing ('orders' is taken as TARGET); topics" in capsys.readouterr().err
+
+
 def test_single_argument_that_is_a_folder_is_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,3 +124,9 @@ def test_single_argument_is_the_topic_if_the_path_is_known(
     assert json.loads(capsys.readouterr().out)["topic"] == "wide"
     assert main(["cat", "./missing", "--subscribe", "codecs"]) == 1
     assert "missing" in capsys.readouterr().err
+
+
+def test_flag_of_a_command_in_a_profile_is_refused_with_the_valid_settings(config: Path) -> None:
+    config.write_text("[default]\nzzz = 3\n")
+    with pytest.raises(InvalidOptionError, match=r"'zzz'\. Profiles set options"):
+        with_defaults({}, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,6 +83,7 @@ def test_restore_of_refused_plan_exits_with_1(
         (["--output", "plan.json", "--resume-at", "[]"], "--resume-at '[]' is invalid"),
         (["--output", "plan.json", "--rename", "a"], "--rename needs NAME=VALUE"),
         (["--output", "plan.json", "--to-option", "ssl.x=1"], "must begin with kafka."),
+        (["--output", "plan.json", "--to", "new:x"], "kts: --to must be like host:9092"),
     ],
 )
 def test_invalid_flag_exits_with_2(
@@ -90,3 +92,37 @@ def test_invalid_flag_exits_with_2(
     command = ["restore", "plan", "--to", "127.0.0.1:1", *_tier_flags("epochs")]
     assert main([*command, *flags]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_unreachable_new_cluster_is_named_by_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--to", "127.0.0.1:1", "--output", str(tmp_path / "plan.json")]
+    assert main(["restore", "plan", *flags, *_tier_flags("epochs")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("kts: no broker of --to answers: 127.0.0.1:1")
+    assert "bootstrap" not in error
+    assert "a scan" not in error
+
+
+def test_missing_client_library_names_the_extra_restore(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "kafka", None)
+    assert main(["restore", "verify", "plan.json", "--to", "127.0.0.1:1"]) == 2
+    assert "[restore]'" in capsys.readouterr().err
+
+
+def test_steps_of_a_restore_are_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restore", "--help"]) == 0
+    listed = [
+        line.split() for line in capsys.readouterr().out.partition("Commands:")[2].splitlines()
+    ]
+    assert [words[0] for words in listed if words] == [
+        "plan",
+        "write",
+        "verify",
+        "commit",
+        "status",
+    ]
+    assert all(words[-1].endswith(".") and "..." not in words[-1] for words in listed if words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,29 @@ EXPECTED = expected_table("txn", "read_committed")
 
 def txn(**options: str) -> Scan:
     return kts_source.scan(tier_options("txn", includeHeaders="true", **options))
+
+
+def test_dir_lists_the_public_names() -> None:
+    names = dir(kts_source)
+    assert {*kts_source.__all__, "errors", "__version__"} <= set(names)
+    assert not {"Final", "annotations", "importlib"} & set(names)
+    assert all(hasattr(kts_source, name) for name in names)
+
+
+def test_dir_lists_no_name_that_needs_a_missing_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    names = dir(kts_source)
+    assert {"scan", "backfill"} <= set(names)
+    assert not {"register", "run_available_now", "TieredKafkaDataSource"} & set(names)
+
+
+def test_path_may_be_a_keyword() -> None:
+    options: dict[str, Any] = {**tier_options("txn")}
+    expected = kts_source.describe(options).partitions
+    assert kts_source.scan(**options).count() == kts_source.scan(options).count()
+    assert kts_source.describe(**options).partitions == expected
+    assert len(kts_source.plan(**options).partitions) == len(expected)
+    assert len(kts_source.report(**options).facts.partitions) == len(expected)
 
 
 def test_select_accepts_names_and_lists() -> None:
