@@ -204,7 +204,7 @@ class Admin:
         """
         self._settle(self.client().delete_records([TopicPartition(topic, partition, before)]))
 
-    def alter_topic(self, topic: str, node: int | None = None, **settings: str) -> None:
+    def alter_topic(self, topic: str, node: int | None = None, /, **settings: str) -> None:
         """Changes settings of a topic. In the names of `settings`, `_` stands for a dot. If a node
         was stopped, `node` must be a running one, as for `delete_topic`.
         """

@@ -201,16 +201,7 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
             _check_rows(new, old)
         _check_continues(new, old.ends)
         if zero_copy:
-            for number in (0, 1):  # retention keeps the last segment that is not empty
-                _write(_producer(new), NEW_NAME, number, 10, b"new")
-            cluster.admin.alter_topic(NEW_NAME, OTHER, retention_bytes="1")
-            folders = [*(tier / "kafka-tiered-storage").glob(f"{NEW_NAME}-*")]
-            served = [path for folder in folders for path in _served_logs(folder, plan)]
-            assert len(folders) == 2
-            wait_until(lambda: not any(path.exists() for path in served))
-            cluster.admin.delete_topic("moves", OTHER)
-            (links,) = (tier / "kafka-tiered-storage").glob(f"moves-0-{plan.target_ids['moves']}")
-            wait_until(lambda: not any(links.glob("*.log")))
+            _check_deletes_links(cluster, new, plan)
     assert objects == {path: found for path, found in _objects(tier).items() if path in objects}
 
 
@@ -366,6 +357,23 @@ def _check_serves_old_objects(broker: Broker, plan: RestorePlan) -> None:
         assert len(logs) == each.served
         assert {path.stat().st_nlink for path in logs} == {2}
     broker.wait_until_tiered([_new(pair) for pair in PAIRS])
+
+
+def _check_deletes_links(cluster: Cluster, broker: Broker, plan: RestorePlan) -> None:
+    """Expires the records of one topic and deletes the other one. Waits until their links are
+    deleted.
+    """
+    tier = broker.tier / "kafka-tiered-storage"
+    folders = [*tier.glob(f"{NEW_NAME}-*")]
+    served = [path for folder in folders for path in _served_logs(folder, plan)]
+    assert len(folders) == 2
+    for number in (0, 1):  # retention keeps the last segment that is not empty
+        _write(_producer(broker), NEW_NAME, number, 10, b"new")
+    cluster.admin.alter_topic(NEW_NAME, OTHER, retention_bytes="1")
+    wait_until(lambda: not any(path.exists() for path in served))
+    cluster.admin.delete_topic("moves", OTHER)
+    (links,) = tier.glob(f"moves-0-{plan.target_ids['moves']}")
+    wait_until(lambda: not any(links.glob("*.log")))
 
 
 def _served_logs(folder: Path, plan: RestorePlan) -> list[Path]:
