@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,23 @@ __all__ = ["quick", "s3_server", "spark"]
 # No deadline: the run time of an example depends on the machine, not on the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+_MEMORY = Path("/dev/shm")
+_MIN_FREE_BYTES = 8 << 30
+_IN_MEMORY = "TEST_FILES_IN_MEMORY"
+
+
+def pytest_configure() -> None:
+    """Stores temporary files in memory if `make test` asks for it and there is enough of it. The
+    tests call fsync thousands of times, which takes minutes on a disk.
+    """
+    if os.environ.get(_IN_MEMORY) != "1" or not _MEMORY.is_dir():
+        return
+    status = os.statvfs(_MEMORY)
+    is_executable = not status.f_flag & os.ST_NOEXEC
+    if is_executable and status.f_bavail * status.f_frsize >= _MIN_FREE_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
 def pytest_report_header() -> str:

@@ -97,8 +97,14 @@ def _show_shop() -> None:
         with _spark(session_builder()) as spark:
             totals = _monthly_totals(spark, options)
         show_months(totals, f"Spark {spark.version}")
+    show_next_steps(folder, _command())
+
+
+def _command() -> str:
+    """Returns `kts`, with its folder if the shell would not find it."""
     command = Path(sys.executable).with_name("kts")
-    show_next_steps(folder, str(command) if command.exists() else "kts")
+    is_found = shutil.which("kts") == str(command)
+    return str(command) if command.exists() and not is_found else "kts"
 
 
 def _monthly_totals(spark: SparkSession, options: Mapping[str, str]) -> dict[str, float]:

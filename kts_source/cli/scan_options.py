@@ -47,6 +47,7 @@ from kts_source.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 
 log = logging.getLogger(__name__)
@@ -272,12 +273,13 @@ def scan_options(
             if "target" in arguments:
                 *given, values["target"] = given  # type: ignore[assignment]
             _add_arguments(options, given, profile, takes_topic="topic" in arguments)
+            set_here = frozenset(options)
             options = with_defaults(options, profile)
             if every_topic and not any(name in options for name in SELECTIONS):
                 options["subscribePattern"] = ".*"
-            if "topic" in arguments and "target" not in arguments:
-                require_topic(options)
-            with _failure_logged(verbose=verbose):
+            with _failure_logged(verbose=verbose), _default_named(set_here, profile):
+                if "topic" in arguments and "target" not in arguments:
+                    require_topic(options)
                 command(options, **values)
 
         decorated: Callable[..., None] = run
@@ -431,6 +433,27 @@ def _failure_logged(*, verbose: bool) -> Iterator[None]:
     except TieredKafkaError as error:
         if verbose:
             log.error("the command failed: %s", type(error).__name__)
+        raise
+
+
+@contextmanager
+def _default_named(set_here: AbstractSet[str], profile: str | None) -> Iterator[None]:
+    """Appends to an error of an option the environment variable or the profile that sets it.
+
+    Args:
+        set_here: Options that the command line sets.
+        profile: As for `with_defaults`.
+    """
+    try:
+        yield
+    except InvalidOptionError as error:
+        for variable, name in _OPTION_OF_VARIABLE.items():
+            if name in set_here or f"option {name!r}" not in error.message:
+                continue
+            if os.environ.get(variable):
+                raise error.extended(f". {variable} in the environment sets it") from None
+            if name in _from_profile(profile):
+                raise error.extended(f". The profile in {_file()} sets it") from None
         raise
 
 

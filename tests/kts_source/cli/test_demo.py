@@ -82,3 +82,14 @@ def test_demo_shows_the_orders_of_the_sample_tier(tmp_path: Path) -> None:
     assert any("pip install" in line and "[spark]" in line for line in lines)
     commands = [line for line in lines if f" {tier}" in line and "kts" in line]
     assert [row.split()[1] for row in commands] == ["cat", "find", "report"]
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+def test_next_steps_name_the_folder_of_kts_unless_its_environment_is_active(
+    is_active: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "kts"
+    command.touch(mode=0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path if is_active else tmp_path / "other"))
+    assert demo._command() == ("kts" if is_active else str(command))

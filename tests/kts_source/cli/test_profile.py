@@ -130,3 +130,19 @@ def test_flag_of_a_command_in_a_profile_is_refused_with_the_valid_settings(confi
     config.write_text("[default]\nzzz = 3\n")
     with pytest.raises(InvalidOptionError, match=r"'zzz'\. Profiles set options"):
         with_defaults({}, None)
+
+
+def test_error_of_an_option_names_the_environment_or_the_profile_that_sets_it(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["topics", str(TIER), "--key-prefix", "tiered/"]
+    config.write_text('[default]\nwhere = "x = 1"\n')
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith(f". The profile in {config} sets it\n")
+    monkeypatch.setenv("KTS_WHERE", "y = 1")
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kts: option --where: y is not a column")
+    assert error.endswith(". KTS_WHERE in the environment sets it\n")
+    assert main([*command, "--where", "z = 1"]) == 2
+    assert "sets it" not in capsys.readouterr().err
