@@ -204,9 +204,11 @@ class Admin:
         """
         self._settle(self.client().delete_records([TopicPartition(topic, partition, before)]))
 
-    def alter_topic(self, topic: str, **settings: str) -> None:
-        """Changes settings of a topic. In the names of `settings`, `_` stands for a dot."""
-        self._alter(ConfigResource(ConfigResource.Type.TOPIC, topic), settings)
+    def alter_topic(self, topic: str, node: int | None = None, /, **settings: str) -> None:
+        """Changes settings of a topic. In the names of `settings`, `_` stands for a dot. If a node
+        was stopped, `node` must be a running one, as for `delete_topic`.
+        """
+        self._alter(ConfigResource(ConfigResource.Type.TOPIC, topic), settings, node)
 
     def alter_brokers(self, **settings: str) -> None:
         """Changes dynamic settings of all brokers. Names contain `_` instead of `.`."""
@@ -367,13 +369,15 @@ class Admin:
         partitions = self.client().list_topics(topic, timeout=10).topics[topic].partitions
         return int(partitions[partition].leader) if partition in partitions else -1
 
-    def _alter(self, resource: ConfigResource, settings: Mapping[str, str]) -> None:
+    def _alter(
+        self, resource: ConfigResource, settings: Mapping[str, str], node: int | None = None
+    ) -> None:
         for name, value in settings.items():
             entry = ConfigEntry(
                 name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET
             )
             resource.add_incremental_config(entry)
-        self._settle(self.client().incremental_alter_configs([resource]))
+        self._settle(self.client(node).incremental_alter_configs([resource]))
 
     def _settle(self, futures: Mapping[Any, Any]) -> None:
         for future in futures.values():

@@ -44,6 +44,8 @@ READY = {
     "retention_ms": "-1",
     "retention_bytes": "-1",
 }
+CREATED_MS = 1_700_000_000_000
+"""Time of the first record. Topic `moves` has the times of the broker's clock instead."""
 NEW_NAME = "orders-restored"
 SEED, OTHER = 3, 2
 """Nodes: the seed broker gets the restored files, then all partitions move to the other broker."""
@@ -66,7 +68,7 @@ def _write(producer: Producer, topic: str, partition: int, count: int, prefix: b
             key=None if number % 7 == 0 else b"key %d" % (number % 20),
             value=None if number % 11 == 0 and prefix != LATE else prefix + b"x" * (number % 200),
             headers=[("h", b"%d" % number), ("h", None)] if number % 5 == 0 else None,
-            timestamp=1_700_000_000_000 + number * 1000 - (number % 3) * 5000,
+            timestamp=CREATED_MS + number * 1000 - (number % 3) * 5000,
         )
     assert producer.flush(60) == 0
 
@@ -126,7 +128,8 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> OldCluster:
     needs("java", "mvn")
     folder = tmp_path_factory.mktemp("restore") / "old"
     with running_broker(folder) as broker:
-        broker.create_topics({"orders": 2, "moves": 1})
+        broker.create_topics({"orders": 2})
+        broker.create_topics({"moves": 1}, message_timestamp_type="LogAppendTime")
         _fill_plain(broker, b"first")
         broker.delete_records({("orders", 1): 77})
     with running_broker(folder) as broker:  # a restart raises leader epochs
@@ -138,6 +141,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> OldCluster:
         ends = {pair: ends[pair] for pair in PAIRS}
         served = {level: consume_until(broker, level, ends) for level in LEVELS}
     assert any(row[5] and row[5].startswith(LATE) for row in served["read_committed"])
+    assert all(
+        row[3] > CREATED_MS + 10**9 for row in served["read_uncommitted"] if row[0] == "moves"
+    )
     return OldCluster(folder / "tier", folder / "node-1" / "logs", served, ends, starts)
 
 
@@ -195,9 +201,7 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
             _check_rows(new, old)
         _check_continues(new, old.ends)
         if zero_copy:
-            cluster.admin.delete_topic("moves", OTHER)
-            (links,) = (tier / "kafka-tiered-storage").glob(f"moves-0-{plan.target_ids['moves']}")
-            wait_until(lambda: not any(links.glob("*.log")))
+            _check_deletes_links(cluster, new, plan)
     assert objects == {path: found for path, found in _objects(tier).items() if path in objects}
 
 
@@ -349,10 +353,35 @@ def _check_serves_old_objects(broker: Broker, plan: RestorePlan) -> None:
         (folder,) = (broker.tier / "kafka-tiered-storage").glob(
             f"{each.name}-{plan.target_ids[each.target_topic]}"
         )
-        logs = [path for path in folder.glob("*.log") if int(path.name[:20]) < each.local_start]
+        logs = _served_logs(folder, plan)
         assert len(logs) == each.served
         assert {path.stat().st_nlink for path in logs} == {2}
     broker.wait_until_tiered([_new(pair) for pair in PAIRS])
+
+
+def _check_deletes_links(cluster: Cluster, broker: Broker, plan: RestorePlan) -> None:
+    """Expires the records of one topic and deletes the other one. Waits until their links are
+    deleted.
+    """
+    tier = broker.tier / "kafka-tiered-storage"
+    folders = [*tier.glob(f"{NEW_NAME}-*")]
+    served = [path for folder in folders for path in _served_logs(folder, plan)]
+    assert len(folders) == 2
+    for number in (0, 1):  # retention keeps the last segment that is not empty
+        _write(_producer(broker), NEW_NAME, number, 10, b"new")
+    cluster.admin.alter_topic(NEW_NAME, OTHER, retention_bytes="1")
+    wait_until(lambda: not any(path.exists() for path in served))
+    cluster.admin.delete_topic("moves", OTHER)
+    (links,) = tier.glob(f"moves-0-{plan.target_ids['moves']}")
+    wait_until(lambda: not any(links.glob("*.log")))
+
+
+def _served_logs(folder: Path, plan: RestorePlan) -> list[Path]:
+    """Returns the logs in the folder of a new topic id that are links to old objects."""
+    (local_start,) = (
+        each.local_start for each in plan.partitions if folder.name.startswith(f"{each.name}-")
+    )
+    return [path for path in folder.glob("*.log") if int(path.name[:20]) < local_start]
 
 
 def _move(cluster: Cluster, folder: Path, replicas: tuple[int, ...]) -> None:
@@ -399,16 +428,21 @@ def _check_continues(broker: Broker, ends: PartitionOffsets) -> None:
     assert message.offset() == ends["orders", 0] - 5
     consumer.close()
     offsets: list[int] = []
-    for number in range(3):
-        producer = _producer(broker, **{"transactional.id": f"new-{number}"})
-        producer.init_transactions(60)
-        producer.begin_transaction()
+    for name in ("t0", "t1", "new", None):  # the old cluster knew the first two
+        extra = {"enable.idempotence": "true"} if name is None else {"transactional.id": name}
+        producer = _producer(broker, **extra)
+        if name is not None:
+            producer.init_transactions(60)
+            producer.begin_transaction()
         producer.produce(
             "moves",
             partition=0,
             value=b"new",
             on_delivery=lambda error, message: offsets.append(message.offset() or 0),
         )
-        producer.commit_transaction(60)
-    assert len(offsets) == 3
+        if name is None:
+            assert producer.flush(60) == 0
+        else:
+            producer.commit_transaction(60)
+    assert len(offsets) == 4
     assert min(offsets) > ends["moves", 0]  # an abort marker has the offset of the tier's end

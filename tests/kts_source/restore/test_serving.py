@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kts_source import scan
 from kts_source.cli.app import main
 from kts_source.errors import BrokerError, InvalidOptionError
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
@@ -143,6 +144,44 @@ def test_local_log_begins_where_no_transaction_is_open(
     assert [int(path.stem) for path in logs] == (copied or [local_start])
     assert [segment.start_offset for segment in finished_segments(cluster)] == [
         base for base in sizes if base < local_start
+    ]
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_branch_that_unclean_election_discarded_is_not_restored(
+    zero_copy: bool, tmp_path: Path, cluster: NewCluster
+) -> None:
+    lost, log = LogBuilder(leader_epoch=3), LogBuilder(leader_epoch=3)
+    for builder, count in ((lost, 4), (log, 1)):  # the new leader has only one of four records
+        _plain(builder, 2)
+        builder.roll()
+        _plain(builder, count)
+        builder.roll()
+    log.set_leader_epoch(5)
+    for number in range(3, 8):
+        log.append([SimpleRecord(b"other %d" % number, b"key")])
+        if number in (5, 7):
+            log.roll()
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    for files in (*lost.build().segments[:2], *log.build().segments[2:4]):
+        writer.write_segment(files)
+    options = {
+        "path": str(tmp_path / "tier"),
+        "layout": "local-tiered-storage",
+        "subscribe": "orders",
+    }
+    cluster.brokers.configs["remote.storage.enable"] = str(zero_copy).lower()
+    plan = cluster.plan(options, zero_copy=zero_copy)
+    assert plan.refusals == ()
+    assert plan.partitions[0].served == (1 if zero_copy else 0)
+    _write(cluster, options)
+    disk = str(cluster.log_dir)
+    restored = {"path": disk, "layout": "kafka-logs", "subscribe": "orders"}
+    if zero_copy:
+        restored = {**options, "tailPath": disk, "topicId": plan.target_ids["orders"]}
+    rows = scan({**restored, "endOfLog": "true", "columns": "offset,value,leaderEpoch"}).to_table()
+    assert [tuple(row.values()) for row in rows.to_pylist()] == [
+        (row.offset, row.value, row.leader_epoch) for row in log.build().all_rows
     ]
 
 

@@ -124,12 +124,16 @@ def _check_objects(
 
 @pytest.fixture
 def small_tier(tmp_path: Path) -> dict[str, str]:
-    """Returns the options of a tier with three segments and one transaction."""
-    writer = AivenTierWriter(tmp_path / "tier", topic="orders", key_prefix="tiered/")
+    """Returns the options of a tier with three segments of topic `orders`."""
+    return _write_small_tier(tmp_path / "tier", "orders")
+
+
+def _write_small_tier(folder: Path, topic: str) -> dict[str, str]:
+    writer = AivenTierWriter(folder, topic=topic, key_prefix="tiered/")
     for files in SMALL_LOG.segments:
         if files.log:
             writer.write_segment(files)
-    return {"path": str(tmp_path / "tier"), "keyPrefix": "tiered/", "subscribe": "orders"}
+    return {"path": str(folder), "keyPrefix": "tiered/", "subscribe": topic}
 
 
 def _small_log() -> LogBuilder:
@@ -200,16 +204,16 @@ class _CrashError(Exception):
     """Ends a write like a crash, because no code catches it."""
 
 
-def test_write_to_s3_resumes_after_crashed_copy(
-    small_tier: dict[str, str],
+def test_write_to_s3_resumes_after_crashed_copy_of_topic_with_same_name(
     tmp_path: Path,
     cluster: NewCluster,
     s3_server: S3Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tier = _write_small_tier(tmp_path / "tier", NAME)
     bucket = s3_server.upload(tmp_path / "tier" / "tiered", prefix="below/tiered/")
-    options = {**small_tier, **s3_server.options, "path": f"s3://{bucket}/below"}
-    plan = cluster.plan(options, rename={"orders": NAME}, zero_copy=True)
+    options = {**tier, **s3_server.options, "path": f"s3://{bucket}/below"}
+    plan = cluster.plan(options, zero_copy=True)
     with monkeypatch.context() as patch:
         patch.setattr(serving, "CustomMetadata", _crash)
         with pytest.raises(_CrashError):
@@ -221,9 +225,11 @@ def test_write_to_s3_resumes_after_crashed_copy(
     copies = [each["Key"] for each in listed if each["Key"].startswith(folder)]
     assert len(copies) == 3
     assert len(listed) == 9 + 3
-    for event in finished_segments(cluster, NAME):
-        key = parse_custom_metadata(event.custom_metadata).object_key or ""
-        assert key.startswith("orders-")
+    keys = {
+        f"below/tiered/{parse_custom_metadata(event.custom_metadata).object_key}.log"
+        for event in finished_segments(cluster, NAME)
+    }
+    assert keys == {each["Key"] for each in listed if each["Key"].endswith(".log")}
 
 
 def _crash(**_: object) -> None:
