@@ -44,6 +44,8 @@ class Journal:
             text = self.path.read_bytes() if self.path.exists() else b""
             whole = text[: text.rfind(b"\n") + 1]
             steps = [dict(json.loads(line)) for line in whole.splitlines()]
+            if any("step" not in entry for entry in steps):
+                raise ValueError("a line has no step")
         except (OSError, ValueError, TypeError) as error:
             raise InvalidOptionError(f"journal {self.path} cannot be read: {error}") from None
         self.steps: list[dict[str, Any]] = steps

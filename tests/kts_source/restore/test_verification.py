@@ -83,8 +83,10 @@ def test_partial_last_line_of_journal_is_replaced_by_next_step(restored: NewClus
     assert journal.read_bytes() == whole + b'{"step": "verified"}\n'
 
 
-def test_journal_without_objects_is_rejected(restored: NewCluster) -> None:
-    restored.plan_file.with_name("plan.json.journal").write_text("4711\n")
+@pytest.mark.parametrize("line", ["4711", '{"ste": "verified"}'])
+def test_journal_with_invalid_line_is_rejected(line: str, restored: NewCluster) -> None:
+    with restored.plan_file.with_name("plan.json.journal").open("a") as journal:
+        journal.write(line + "\n")
     with pytest.raises(InvalidOptionError, match="cannot be read"):
         status_restore(str(restored.plan_file))
 
