@@ -65,7 +65,7 @@ kernels: $(STAMP)  ## compile the kernels, unless they are current
 	@$(PY) -m tools.build_kernels
 
 test: kernels  ## the tests (no network beyond the package registries, no broker)
-	@TEST_FILES_IN_MEMORY=1 tools/with_java.sh $(PY) -m pytest -n 3 --dist loadgroup -m "$(UNIT)" --ignore=tests/integration $(PYTEST_ARGS)
+	@tools/with_java.sh $(PY) -m pytest -n 3 --dist loadgroup -m "$(UNIT)" --ignore=tests/integration $(PYTEST_ARGS)
 
 soak: kernels  ## bad inputs, random histories and failing stores; the result goes to benchmarks/SOAK.md
 	@$(PY) -m tools.soak --share $(SHARE) --jobs $(JOBS)

@@ -26,14 +26,13 @@ settings.load_profile("no deadline")
 
 _MEMORY = Path("/dev/shm")
 _MIN_FREE_BYTES = 8 << 30
-_IN_MEMORY = "TEST_FILES_IN_MEMORY"
 
 
 def pytest_configure() -> None:
-    """Stores temporary files in memory if `make test` asks for it and there is enough of it. The
-    tests call fsync thousands of times, which takes minutes on a disk.
+    """Stores temporary files in memory if there is enough of it. The tests call fsync thousands of
+    times, which takes minutes on a disk.
     """
-    if os.environ.get(_IN_MEMORY) != "1" or not _MEMORY.is_dir():
+    if not _MEMORY.is_dir():
         return
     status = os.statvfs(_MEMORY)
     is_executable = not status.f_flag & os.ST_NOEXEC
