@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,22 +21,6 @@ __all__ = ["quick", "s3_server", "spark"]
 # No deadline: the run time of an example depends on the machine, not on the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
-
-
-_MEMORY = Path("/dev/shm")
-_MIN_FREE_BYTES = 8 << 30
-
-
-def pytest_configure() -> None:
-    """Stores temporary files in memory if there is enough of it. The tests call fsync thousands of
-    times, which takes minutes on a disk.
-    """
-    if not _MEMORY.is_dir():
-        return
-    status = os.statvfs(_MEMORY)
-    is_executable = not status.f_flag & os.ST_NOEXEC
-    if is_executable and status.f_bavail * status.f_frsize >= _MIN_FREE_BYTES:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
 def pytest_report_header() -> str:
