@@ -154,7 +154,7 @@ ELSEWHERE = {
         "integration/test_stream_hybrid.py",
         "test_stream_reads_each_row_once_from_tier_or_brokers",
     ),
-    "writing": ("spark/test_errors_spark.py", "test_write_raises_analysis_exception"),
+    "writing": ("spark/test_errors_spark.py", "test_write_is_refused_as_read_only"),
 }
 """Rows of the table in the docs that no case shows, and the tests that show them."""
 
