@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kts_source.options import Options, ScanOptions
 
 TABLE_PER_TOPIC: Final = "write a table per topic, with {topic} in the target such as lake/{topic}"
+_FORMAT_PREFIXES: Final = tuple(f"{column}." for column in FORMAT_COLUMNS)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _SELECTIONS: Final = ("subscribe", "subscribepattern", "assign")
@@ -75,9 +76,8 @@ def options_by_topic(source: Options, topic_options: Mapping[str, Options]) -> S
     """
     if not topic_options:
         return parse_options(source)
-    prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
     for topic, own in topic_options.items():
-        if refused := [name for name in own if not name.lower().startswith(prefixes)]:
+        if refused := [name for name in own if not name.lower().startswith(_FORMAT_PREFIXES)]:
             raise InvalidOptionError(
                 f"topic_options of {topic!r} have option {refused[0]!r}, but in one table only"
                 f" options key.* and value.* can differ by topic. Set it for all topics, or"
@@ -109,17 +109,17 @@ def _check_equal_columns(first: str, options: ScanOptions, topic: str, other: Sc
     pair = f"topics {first} and {topic} cannot be in one table"
     modes = [{form.column: form.mode for form in each.formats} for each in (options, other)]
     for column in FORMAT_COLUMNS:
-        one, two = (mode.get(column) for mode in modes)
-        if one == two:
+        first_mode, other_mode = (mode.get(column) for mode in modes)
+        if first_mode == other_mode:
             continue
-        if None in (one, two):
+        if None in (first_mode, other_mode):
             raise InvalidOptionError(
                 f"{pair}: the {column}s of only one of them are decoded. Set option"
                 f" '{column}.format' for both, or {TABLE_PER_TOPIC}"
             )
         raise InvalidOptionError(
-            f"{pair}: option '{column}.mode' is {one} for {first} and {two} for {topic}. Set the"
-            " same mode for both"
+            f"{pair}: option '{column}.mode' is {first_mode} for {first} and {other_mode} for"
+            f" {topic}. Set the same mode for both"
         )
     if options.where != other.where:
         raise InvalidOptionError(
@@ -170,11 +170,10 @@ def _topics(texts: Mapping[str, str]) -> list[str]:
 
 def _without_formats(texts: Mapping[str, str]) -> dict[str, str]:
     """Returns the options that do not depend on the formats of keys and values."""
-    prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
     return {
         name: text
         for name, text in texts.items()
-        if not name.lower().startswith(prefixes) and name.lower() not in ("where", "columns")
+        if not (name.lower().startswith(_FORMAT_PREFIXES) or name.lower() in ("where", "columns"))
     }
 
 
