@@ -67,7 +67,7 @@ _MAINTENANCE: Final = "Maintenance"
     metavar="PERCENT",
     help="Maximum share of rejected rows in a commit. 100% accepts all.  [default: 1%]",
 )
-@topic_option_flag(help="Option of one topic, if TARGET contains {topic}. Repeatable.")
+@topic_option_flag(help="Option of one topic, such as orders:value.format=json. Repeatable.")
 @flag("--follow", is_flag=True, help="Continue with new records until SIGTERM or Ctrl-C.")
 @flag("--workers", type=Integer(min=1), help="Processes. Default: number of cores.")
 @flag("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")

@@ -30,6 +30,7 @@ from kts_source.export.settings import (
     location_of,
 )
 from kts_source.planning.topic_options import for_each_topic, sources_by_topic
+from kts_source.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NEEDS_TOPIC_FIELD: Final = (
-    "options of single topics need {topic} in the target, such as lake/{topic}, because a table has"
-    " one type per column. If the types of the topics are equal, you can also export each topic"
-    " into the same Delta or Iceberg table separately, with its own export_id"
-)
 _TOPIC_NAME: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]+")
 
 
@@ -77,7 +73,8 @@ def exports_of(
         target: The target. `{topic}` is replaced by the name of the topic; for Iceberg, with `_`
             in place of `.`.
         topic_options: Options of single topics, by topic. They take precedence over `source`, but
-            cannot select topics.
+            cannot select topics. Without `{topic}`, they can only have options `key.*` and
+            `value.*`, which are checked when the export begins.
         arguments: See `backfill`. `dead_letters` may contain `{topic}`, too.
 
     Raises:
@@ -86,9 +83,8 @@ def exports_of(
         TieredKafkaError: `subscribePattern` is set, and the topics cannot be listed.
     """
     if TOPIC_FIELD not in os.fspath(target):
-        if topic_options:
-            raise InvalidOptionError(_NEEDS_TOPIC_FIELD)
-        return [TableExport("", source, export_settings(target, source=source, **arguments))]
+        single = export_settings(target, source=source, **arguments)
+        return [TableExport("", source, replace(single, topic_options=Secret(topic_options)))]
     sources = sources_by_topic(source, topic_options)
 
     def export_of(topic: str, of_topic: dict[str, str]) -> TableExport:

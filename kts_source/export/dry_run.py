@@ -15,6 +15,7 @@ from kts_source.export.topic_fields import check_fields
 from kts_source.export.transforms import RowTransform
 from kts_source.options.value_formats import FAILFAST
 from kts_source.planning.estimate import estimate
+from kts_source.read.task import ScanTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,9 +60,10 @@ def dry_report(
     """Returns a report of the run that `plan` describes. The figures of the report are planned or
     estimated.
 
-    Reads at most 10,000 records of the first task, and decodes them. Writes nothing. If `is_first`
-    is True, the run would make the first commit of the export, and the fields of the sample are
-    checked; see `check_fields`.
+    Reads at most 10,000 records of the first task, and decodes them; if topics have formats of
+    their own, of the first task of each topic. Writes nothing. If `is_first` is True, the run would
+    make the first commit of the export, and the fields of the sample are checked; see
+    `check_fields`.
     """
     fields = None
     if is_first and options.formats and settings.on_new_fields != ADD:
@@ -107,7 +109,8 @@ def _sample(
     columns = tuple(dict.fromkeys((*options.columns, OFFSET, *needed)))
     fetch = replace(options.fetch, metrics_path=None)  # write nothing
     reading = replace(options, columns=columns, fetch=fetch)
-    for task in plan.scan.tasks[:1]:
+    for task in _sampled_tasks(options, plan):
+        most = sample.rows + sample.rejected + _SAMPLE_ROWS
         with closing(run_task(task, reading, set_aside=set_aside)) as batches:
             for batch in batches:
                 sample.rows += batch.num_rows
@@ -117,6 +120,21 @@ def _sample(
                     rejected = settings.transform.apply(batch.select(list(options.columns)))
                     sample.rows -= len(rejected.rejected)
                     sample.set_aside(batch, {row.row: row.reason for row in rejected.rejected})
-                if sample.rows + sample.rejected >= _SAMPLE_ROWS:
+                if sample.rows + sample.rejected >= most:
                     break
     return sample
+
+
+def _sampled_tasks(options: ScanOptions, plan: ExportPlan) -> list[ScanTask]:
+    """Returns the first task. If topics have formats of their own, returns the parts of each topic
+    in the first task that reads the topic.
+    """
+    if not options.has_formats_by_topic:
+        return list(plan.scan.tasks[:1])
+    tasks: dict[str, ScanTask] = {}
+    for task in plan.scan.tasks:
+        for topic in dict.fromkeys(part.topic for part in task.parts):
+            if topic not in tasks:
+                parts = [part for part in task.parts if part.topic == topic]
+                tasks[topic] = ScanTask.of(parts)
+    return list(tasks.values())

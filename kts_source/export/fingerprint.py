@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import FingerprintError
 from kts_source.export.partitioning import partition_rule
+from kts_source.export.row_schema import decoded_schema
 from kts_source.options.value_formats import DROP_MALFORMED, PERMISSIVE
 from kts_source.predicate.model import Op, Part, Wildcard
 
@@ -257,18 +258,26 @@ def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[st
     formats = {form.column: form for form in options.formats}
     for name in options.columns:
         form = formats.pop(name, None)
-        yield name if form is None else _decoding_rule(form, settings)
+        yield name if form is None else _decoding_rule(form, settings, options)
     for form in formats.values():
         if form.mode == DROP_MALFORMED:  # drops rows even if the column is not written
-            yield f"{form.column}:{form.format}:{DROP_MALFORMED}"
+            yield f"{form.column}:{_format_rule(form)}:{DROP_MALFORMED}"
 
 
-def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
+def _decoding_rule(form: ColumnFormat, settings: ExportSettings, options: ScanOptions) -> str:
     # The table contains no malformed values in both other modes (fail, or drop), so an export may
     # switch between these modes.
     mode = f":{PERMISSIVE}" if form.mode == PERMISSIVE else ""
-    kind = "" if settings.transform is None else f":{digest_number(str(form.type))}"
-    return f"{form.column}:{form.format}{mode}{kind}"
+    kind = ""
+    if settings.transform is not None:
+        kind = f":{digest_number(str(decoded_schema(options).field(form.column).type))}"
+    return f"{form.column}:{_format_rule(form)}{mode}{kind}"
+
+
+def _format_rule(form: ColumnFormat) -> str:
+    # Topics may be added to a table later, so the rule does not name topics with formats of their
+    # own.
+    return "format by topic" if form.topic else form.format
 
 
 def describe_transform(transform: Transform | None) -> str:

@@ -22,8 +22,8 @@ from kts_source.export.report import add_reports, empty_report
 from kts_source.export.row_schema import check_typed
 from kts_source.export.run import export
 from kts_source.export.tables.export_table import is_outage
-from kts_source.options import parse_options
 from kts_source.options.scan_options import check_for_stream, refuse_durations
+from kts_source.planning.topic_options import options_by_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -203,7 +203,7 @@ class _Rounds:
         return True
 
     def _check(self) -> None:
-        options = parse_options(self._source)
+        options = options_by_topic(self._source, self._settings.topic_options.reveal())
         check_for_stream(options)
         check_typed(options, self._settings)
         reason = "follow=True must continue at the same offsets after a restart"

@@ -88,14 +88,14 @@ class NewFields:
         raw = tuple(form.raw_column for form in self._formats)
         self.columns = (*raw, *needed_columns(self._formats))
         self._types = {
-            form.column: parse_ddl(form.schema)
+            form.label: parse_ddl(form.schema)
             for form in self._formats
             if form.format not in _FRAMED_AVRO
         }
         self._adds = adds
-        self._base = {form.column: form for form in base}
-        self._inferences = {column: TypeInference() for column in self._types}
-        self._avro_writers: dict[str, list[Schema]] = {form.column: [] for form in self._formats}
+        self._base = {form.label: form for form in base}
+        self._inferences = {label: TypeInference() for label in self._types}
+        self._avro_writers: dict[str, list[Schema]] = {form.label: [] for form in self._formats}
         self._avro_texts: dict[str, str] = {}
         self.found: dict[str, str] = {}
         self.topics: dict[tuple[str, str], TopicFields] = {}
@@ -109,7 +109,10 @@ class NewFields:
             SchemaChangedError: With `adds`, there are too many new fields, or one of them has
                 different types.
         """
+        topic = batch.column(TOPIC)[0].as_py()
         for form in self._formats:
+            if not form.is_of(topic):
+                continue
             is_avro = form.format in _FRAMED_AVRO
             rows = batch
             if not is_avro and not self._adds:
@@ -123,12 +126,13 @@ class NewFields:
             if not is_avro and not self._adds:
                 self._add_names(form, batch, values)
             fields = self._avro(form, values, place) if is_avro else self._json(form, values, place)
+            suffix = f" (topic {form.topic})" if form.topic else ""
             for path, text, row in fields:
-                if path in self._paths:
+                if path + suffix in self._paths:
                     continue
                 if len(self._paths) < _MAX_FIELDS:
-                    self._paths.add(path)
-                    self.found[text] = (
+                    self._paths.add(path + suffix)
+                    self.found[text + suffix] = (
                         "topic {topic}, partition {partition}, offset {offset}".format(**place(row))
                     )
                 elif self._adds:
@@ -140,20 +144,20 @@ class NewFields:
                     )
 
     def schemas(self) -> dict[str, str]:
-        """Returns a schema for each column with new fields, as `add_fields` needs it. For Avro, it
+        """Returns a schema for each format with new fields, as `add_fields` needs it. For Avro, it
         is the export's schema with the new fields; for JSON, a DDL with only the new fields.
         """
         texts = dict(self._avro_texts)
-        for column, inference in self._inferences.items():
+        for label, inference in self._inferences.items():
             if (kind := inference.type) is not None:
-                texts[column] = print_ddl(kind)
+                texts[label] = print_ddl(kind)
         return texts
 
     def _add_names(self, form: ColumnFormat, batch: pa.RecordBatch, sample: pa.Array) -> None:
         """Adds the keys or values of a batch to `topics`, until one has a field of the schema."""
         key = form.column, batch.column(TOPIC)[0].as_py()
         before = self.topics.get(key)
-        kind = self._types[form.column]
+        kind = self._types[form.label]
         if form.column not in batch.schema.names or not pa.types.is_struct(kind):
             return
         if before is not None and before.has_known:
@@ -174,9 +178,9 @@ class NewFields:
         """Yields the path, the text for `found` and the row of each new field."""
         decoder: Any = value_decoder(form)
         for row, schema_id, schema in decoder.writers_of(values):
-            if (form.column, schema_id) in self._known_ids:
+            if (form.label, schema_id) in self._known_ids:
                 continue
-            self._known_ids.add((form.column, schema_id))
+            self._known_ids.add((form.label, schema_id))
             paths = list(_new_avro_fields(schema, form.reader_schema, form.column))
             if self._adds:
                 try:
@@ -189,29 +193,29 @@ class NewFields:
         """Adds a writer's schema to the result of `schemas` if the schema of the export must change
         for it. Returns the paths of fields that this run has added and whose type must change.
         """
-        base = self._base[form.column]
+        base = self._base[form.label]
         if not has_new and form == base:
             return []
-        writers = [*self._avro_writers[form.column], writer]
+        writers = [*self._avro_writers[form.label], writer]
         text = _extended_text(form, base, writers)
         changed = list(_changed_fields(form.reader_schema, parse_avro(text), form.column))
         if has_new or changed:
-            self._avro_writers[form.column] = writers
-            self._avro_texts[form.column] = text
+            self._avro_writers[form.label] = writers
+            self._avro_texts[form.label] = text
         return changed
 
     def _json(
         self, form: ColumnFormat, values: pa.Array, place: Callable[[int], ErrorLocation]
     ) -> Iterator[tuple[str, str, int]]:
         """Yields the path, the text for `found` and the row of each new field."""
-        kind = self._types[form.column]
+        kind = self._types[form.label]
         if self._adds and form.format == JSON and not may_have_new_fields(values, kind):
             return
         for row, document in _documents(form, values):
             paths = list(_new_json_fields(document, kind, form.column))
             if paths and self._adds:
                 try:
-                    self._inferences[form.column].add(_new_part(document, kind))
+                    self._inferences[form.label].add(_new_part(document, kind))
                 except ValueError as error:
                     raise SchemaChangedError(
                         f"the new fields of {form.column} have no common type: {error} in option"
@@ -295,7 +299,7 @@ def add_fields(
         SchemaChangedError: Two tasks found different types of a field.
     """
     return tuple(
-        _with_fields(form, first, [texts[form.column] for texts in schemas if form.column in texts])
+        _with_fields(form, first, [texts[form.label] for texts in schemas if form.label in texts])
         for form, first in zip(formats, base, strict=True)
     )
 
@@ -306,7 +310,7 @@ def first_places(found: Mapping[str, str], message: str) -> str:
     """
 
     def is_other(name: str) -> bool:
-        return name.partition(" (schema id")[0].rpartition(".")[2] not in message
+        return name.partition(" (")[0].rpartition(".")[2] not in message
 
     shown = sorted(found, key=is_other)[:_SHOWN_FIELDS]
     return f". First records: {'; '.join(f'{name} in {found[name]}' for name in shown)}"

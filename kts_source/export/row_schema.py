@@ -7,11 +7,14 @@ decoded key or value:
   existing fields and are nullable.
 * Fields that the rows lack become null in the new rows if schema evolution is on.
 * Every other difference is an error, because types of columns never change.
+
+If topics in one table have formats of their own, a decoded column has the fields of all topics.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -22,10 +25,11 @@ from kts_source.export.settings import ADD, DELTA, ICEBERG, NO_EVOLUTION
 from kts_source.export.task import TOPIC_ID
 from kts_source.export.transforms import RowTransform
 from kts_source.options.value_formats import PROTOBUF, PROTOBUF_CONFLUENT
+from kts_source.planning.topic_options import TABLE_PER_TOPIC
 from kts_source.read.read_settings import read_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.settings import ExportSettings
@@ -63,8 +67,9 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
             # A type that is inferred from a sample may differ from run to run, but a table keeps
             # its fields.
             raise InvalidOptionError(
-                f"an export needs option '{column_format.column}.schema': `kts schema` prints"
-                " the schema of a sample"
+                f"an export needs option '{column_format.column}.schema'"
+                f"{f' of topic {column_format.topic}' if column_format.topic else ''}: `kts schema`"
+                " prints the schema of a sample"
             )
     if settings.compaction is not None:
         raise InvalidOptionError(
@@ -80,7 +85,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
         raise InvalidOptionError(
             "schema_evolution cannot be combined with a transform: remove one of them"
         )
-    schema = read_schema(options.columns, options.formats)
+    schema = decoded_schema(options)
     for name in typed_columns(options):
         if settings.transform is None:
             _check_writable(name, schema.field(name).type, settings)
@@ -111,7 +116,49 @@ def typed_columns(options: ScanOptions) -> tuple[str, ...]:
     """Returns the names of the columns that are decoded from bytes to other types: `key`, `value`,
     both or none.
     """
-    return tuple(form.column for form in options.formats if form.column in options.columns)
+    decoded = dict.fromkeys(form.column for form in options.formats)
+    return tuple(name for name in decoded if name in options.columns)
+
+
+def decoded_schema(options: ScanOptions) -> pa.Schema:
+    """Returns the columns of the rows that a transform gets or, without a transform, of a table. If
+    topics have formats of their own, a decoded column has the fields of all topics. They are null
+    in rows of topics that lack them.
+
+    Raises:
+        InvalidOptionError: A field has different types in two topics.
+    """
+    topics = dict.fromkeys(form.topic for form in options.formats)
+    schemas = {
+        topic: read_schema(options.columns, [f for f in options.formats if f.topic == topic])
+        for topic in topics
+    }
+    if not schemas:
+        return read_schema(options.columns)
+    (_, united), *others = schemas.items()
+    for name in typed_columns(options):
+        kind = united.field(name).type
+        for topic, schema in others:
+            try:
+                kind = _united(kind, schema.field(name).type, name, _Sides("", "", relaxes=True))
+            except _ContradictionError:
+                raise _topics_error(name, schemas, topic) from None
+        united = united.set(united.get_field_index(name), pa.field(name, kind))
+    return united
+
+
+def _topics_error(name: str, schemas: Mapping[str, pa.Schema], topic: str) -> InvalidOptionError:
+    """Returns the error for a decoded column of `topic` that contradicts another topic."""
+    texts = []
+    for other, schema in schemas.items():
+        sides = _Sides(f"topic {other}", f"topic {topic}", relaxes=True)
+        try:
+            _united(schema.field(name).type, schemas[topic].field(name).type, name, sides)
+        except _ContradictionError as error:
+            texts.append(f"topics {other} and {topic} cannot be in one table: {error}")
+    return InvalidOptionError(
+        f"{texts[0]}. Use the same type in '{name}.schema' of both, or {TABLE_PER_TOPIC}"
+    )
 
 
 def _check_writable(path: str, kind: pa.DataType, settings: ExportSettings) -> None:
@@ -266,7 +313,7 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
     """
     if settings.compaction is not None:
         return compacted_schema(options.columns)
-    schema = read_schema(options.columns, options.formats)
+    schema = decoded_schema(options)
     transform = settings.transform
     if transform is None:
         return schema
@@ -325,7 +372,24 @@ _BYTES: Final = (pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_
 
 
 class _ContradictionError(Exception):
-    """A type in the table and a type in the rows cannot be merged."""
+    """Two types cannot be merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Owners of two types that are merged, for messages.
+
+    Attributes:
+        relaxes: True to make a field nullable if it is nullable or missing on one side. False if
+            the type of the first side cannot change.
+    """
+
+    first: str
+    other: str
+    relaxes: bool
+
+
+_TABLE_AND_ROWS: Final = _Sides("the table", "the rows", relaxes=False)
 
 
 def unite_schemas(
@@ -403,29 +467,37 @@ def _has_same_fields(first: pa.DataType, other: pa.DataType) -> bool:
     return True
 
 
-def _united(in_table: pa.DataType, in_rows: pa.DataType, path: str) -> pa.DataType:
+def _united(
+    in_table: pa.DataType, in_rows: pa.DataType, path: str, sides: _Sides = _TABLE_AND_ROWS
+) -> pa.DataType:
     if pa.types.is_struct(in_table) and pa.types.is_struct(in_rows):
-        return _united_struct(in_table, in_rows, path)
+        return _united_struct(in_table, in_rows, path, sides)
     if pa.types.is_map(in_table) and pa.types.is_map(in_rows):
-        key = _united(in_table.key_type, in_rows.key_type, f"{path}.key")
-        item = _field(in_table.item_field, in_rows.item_field, f"{path}.value")
+        key = _united(in_table.key_type, in_rows.key_type, f"{path}.key", sides)
+        item = _field(in_table.item_field, in_rows.item_field, f"{path}.value", sides)
         return pa.map_(key, item)
     if _is_list(in_table) and _is_list(in_rows):
-        element = _field(in_table.value_field, in_rows.value_field, f"{path}.element")
+        element = _field(in_table.value_field, in_rows.value_field, f"{path}.element", sides)
         return pa.list_(element.with_name(in_rows.value_field.name))
     if _plain(in_table) != _plain(in_rows):
-        raise _ContradictionError(f"{path} is {in_table} in the table and {in_rows} in the rows")
+        raise _ContradictionError(
+            f"{path} is {in_table} in {sides.first} and {in_rows} in {sides.other}"
+        )
     return _plain(in_rows)
 
 
-def _united_struct(in_table: pa.DataType, in_rows: pa.DataType, path: str) -> pa.DataType:
+def _united_struct(
+    in_table: pa.DataType, in_rows: pa.DataType, path: str, sides: _Sides
+) -> pa.DataType:
     existing = {field.name: field for field in in_table}
     new = {field.name: field for field in in_rows}
     by_case = {name.lower(): name for name in existing}
     fields = [
-        _field(field, new[name], f"{path}.{name}")
+        _field(field, new[name], f"{path}.{name}", sides)
         if name in new
-        else field.with_type(canonical_type(field.type))
+        else field.with_type(canonical_type(field.type)).with_nullable(
+            sides.relaxes or field.nullable
+        )
         for name, field in existing.items()
     ]
     for name, field in new.items():
@@ -435,20 +507,20 @@ def _united_struct(in_table: pa.DataType, in_rows: pa.DataType, path: str) -> pa
             raise _ContradictionError(f"{path}.{name} and {path}.{other} differ only in case")
         fields.append(field.with_nullable(True))
     missing = [name for name, field in existing.items() if name not in new and not field.nullable]
-    if missing:
+    if missing and not sides.relaxes:
         raise _ContradictionError(
             f"{path}.{missing[0]} must not be null in the table, but the rows lack it"
         )
     return pa.struct(fields)
 
 
-def _field(in_table: pa.Field, in_rows: pa.Field, path: str) -> pa.Field:
-    if in_rows.nullable and not in_table.nullable:
+def _field(in_table: pa.Field, in_rows: pa.Field, path: str, sides: _Sides) -> pa.Field:
+    if in_rows.nullable and not (in_table.nullable or sides.relaxes):
         raise _ContradictionError(
             f"{path} must not be null in the table, but may be null in the rows"
         )
-    kind = _united(in_table.type, in_rows.type, path)
-    return pa.field(in_rows.name, kind, nullable=in_table.nullable)
+    kind = _united(in_table.type, in_rows.type, path, sides)
+    return pa.field(in_rows.name, kind, nullable=in_table.nullable or in_rows.nullable)
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:

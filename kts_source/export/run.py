@@ -64,6 +64,7 @@ from kts_source.export.row_schema import (
     canonical_type,
     check_columns,
     check_typed,
+    decoded_schema,
     schema_without_rows,
     typed_columns,
     unite_schemas,
@@ -75,12 +76,11 @@ from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import STAGES_OF_TASKS, ExportJob
 from kts_source.export.topic_fields import check_fields
 from kts_source.export.verify import verify
-from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
 from kts_source.options.times import TIME_RANGE
 from kts_source.options.value_formats import JSON, JSON_CONFLUENT
 from kts_source.planning.estimate import estimate
-from kts_source.read.read_settings import read_schema
+from kts_source.planning.topic_options import options_by_topic
 from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def export(
             to continue.
         TieredKafkaError: The source cannot be read.
     """
-    options = parse_options(source)
+    options = options_by_topic(source, settings.topic_options.reveal())
     check_typed(options, settings)
     refuse_durations(options, {TIME_RANGE}, "all runs of an export must have the same filter")
     options = replace(options, key_ring=options.key_ring.loaded())
@@ -351,7 +351,7 @@ class _Run:
         there = state.schema()
         if self.settings.on_new_fields == ADD and there is not None:
             self._use_fields_of(there)
-        columns = read_schema(self.options.columns, self.options.formats)
+        columns = decoded_schema(self.options)
         if there is None:
             return columns
         evolves = self.settings.schema_evolution == ADD_FIELDS

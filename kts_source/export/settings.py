@@ -154,6 +154,7 @@ class ExportSettings:
         verify: True to check before a run that the table has all rows that its commits recorded.
         storage: Credentials and settings of the target.
         catalog: Properties of the Iceberg catalog, with the names that PyIceberg uses.
+        topic_options: Formats of single topics in a table of several topics, as options by topic.
     """
 
     target: str
@@ -181,6 +182,7 @@ class ExportSettings:
     dry_run: bool = False
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
     catalog: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
+    topic_options: Secret[Mapping[str, Options]] = field(default_factory=lambda: Secret({}))
 
 
 def export_settings(

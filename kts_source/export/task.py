@@ -72,8 +72,10 @@ class ExportJob:
     base_formats: tuple[ColumnFormat, ...] = ()
 
     def __post_init__(self) -> None:
-        # Only the driver commits, so only it needs the credentials of the catalog.
-        object.__setattr__(self, "settings", replace(self.settings, catalog=Secret({})))
+        # Only the driver commits, so only it needs the credentials of the catalog. `options` has
+        # the parsed options of topics.
+        settings = replace(self.settings, catalog=Secret({}), topic_options=Secret({}))
+        object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "base_formats", self.base_formats or self.options.formats)
 
 

@@ -37,7 +37,7 @@ from kts_source.export.partitioning import (
     value_text,
 )
 from kts_source.export.rejections import RecordCounts, sum_counts
-from kts_source.export.row_schema import check_columns, conform_rows
+from kts_source.export.row_schema import check_columns, conform_rows, decoded_schema
 from kts_source.export.settings import ADD
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport, WrittenFile
@@ -119,6 +119,10 @@ class TaskWriter:
         # A compacted table may have rows of several ids of a topic, so rows need a column of topic
         # ids.
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
+        self._conformed = job.columns
+        if job.settings.transform is not None and job.options.has_formats_by_topic:
+            # A transform gets the same columns for all topics.
+            self._conformed = decoded_schema(job.options)
         self._letters = DeadLetters(job)
         self._origin = origin
         self._fields = new_fields_of(job)
@@ -244,9 +248,10 @@ class TaskWriter:
     ) -> pa.RecordBatch | None:
         transform = self._settings.transform
         selected = batch.select(self._columns)
+        if self._conformed is not None:
+            selected = conform_rows(selected, self._conformed)
         if transform is None:
-            columns = self._job.columns
-            return selected if columns is None else conform_rows(selected, columns)
+            return selected
         try:
             if isinstance(transform, RowTransform):
                 result = transform.apply(selected)

@@ -67,11 +67,11 @@ def check_fields(
     for each in fields:
         key = each.column, each.topic
         sums[key] = sums[key] + each if key in sums else each
-    schemas = {form.column: form.schema for form in formats}
     for (column, topic), total in sums.items():
         if total.values < _MIN_VALUES or not total.names:
             continue
-        near = _near_names([each.name for each in parse_ddl(schemas[column])], total.names)
+        (schema,) = (each.schema for each in formats if each.column == column and each.is_of(topic))
+        near = _near_names([each.name for each in parse_ddl(schema)], total.names)
         hints = [f"{name!r} instead of {wrong!r}" for wrong, name in near.items()][:_SHOWN_NAMES]
         hint = f"did you mean {', '.join(hints)}?"
         if total.has_known:

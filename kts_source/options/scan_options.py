@@ -186,6 +186,11 @@ class ScanOptions:
         return self.catalog == METADATA_TOPIC
 
     @property
+    def has_formats_by_topic(self) -> bool:
+        """True if topics have formats of keys and values of their own."""
+        return any(form.topic for form in self.formats)
+
+    @property
     def read_committed(self) -> bool:
         """True if records of aborted and undecided transactions are dropped."""
         return self.isolation_level == READ_COMMITTED

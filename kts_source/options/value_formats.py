@@ -71,6 +71,7 @@ class ColumnFormat:
         fields: Paths of the fields to decode; `None` for all fields.
         references: Avro schemas that `schema` refers to, dependencies first.
         registry: Location of writers' schemas, or `None`.
+        topic: The topic whose records have this format; empty for all topics.
     """
 
     column: str
@@ -82,6 +83,16 @@ class ColumnFormat:
     fields: tuple[str, ...] | None = None
     references: tuple[str, ...] = field(default=(), repr=False)
     registry: RegistryPlace | None = None
+    topic: str = ""
+
+    def is_of(self, topic: str) -> bool:
+        """Returns True if records of `topic` have this format."""
+        return self.topic in ("", topic)
+
+    @property
+    def label(self) -> str:
+        """Distinguishes the formats of a scan: the column, with the topic if it has one."""
+        return f"{self.topic}:{self.column}" if self.topic else self.column
 
     @property
     def error_column(self) -> str | None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import InvalidOptionError
@@ -17,8 +18,9 @@ from kts_source.texts import some
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kts_source.options import Options
+    from kts_source.options import Options, ScanOptions
 
+TABLE_PER_TOPIC: Final = "write a table per topic, with {topic} in the target such as lake/{topic}"
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _SELECTIONS: Final = ("subscribe", "subscribepattern", "assign")
@@ -58,6 +60,74 @@ def sources_by_topic(
     return {topic: _source_of(topic, texts, own[topic]) for topic in topics}
 
 
+def options_by_topic(source: Options, topic_options: Mapping[str, Options]) -> ScanOptions:
+    """Returns the options of one scan of all topics, in which each topic has formats of its own.
+
+    Args:
+        source: Options for all topics.
+        topic_options: Options `key.*` and `value.*` of single topics, by topic; if it is empty, all
+            topics have the formats of `source`.
+
+    Raises:
+        InvalidOptionError: Options are invalid, or the rows of the topics have different columns.
+        TopicNotFoundError: No topic matches `subscribePattern`.
+        TieredKafkaError: See `sources_by_topic`, and `parse_options`.
+    """
+    if not topic_options:
+        return parse_options(source)
+    prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
+    for topic, own in topic_options.items():
+        if refused := [name for name in own if not name.lower().startswith(prefixes)]:
+            raise InvalidOptionError(
+                f"topic_options of {topic!r} have option {refused[0]!r}, but in one table only"
+                f" options key.* and value.* can differ by topic. Set it for all topics, or"
+                f" {TABLE_PER_TOPIC}"
+            )
+    sources = sources_by_topic(source, topic_options)
+    parsed = for_each_topic(sources, lambda _, of_topic: parse_options(of_topic))
+    (first, options), *others = parsed.items()
+    for topic, of_topic in others:
+        _check_equal_columns(first, options, topic, of_topic)
+    texts = _without_formats(option_texts(source))
+    if pattern := [name for name in texts if name.lower() == "subscribepattern"]:
+        del texts[pattern[0]]
+        texts["subscribe"] = ",".join(sources)  # a topic that is created now has no format yet
+    base = parse_options(texts)
+    return replace(
+        base,
+        columns=options.columns,
+        where=options.where,
+        given=base.given | options.given,
+        formats=tuple(
+            replace(form, topic=topic) for topic, each in parsed.items() for form in each.formats
+        ),
+    )
+
+
+def _check_equal_columns(first: str, options: ScanOptions, topic: str, other: ScanOptions) -> None:
+    """Raises `InvalidOptionError` if the rows of two topics cannot have the same columns."""
+    pair = f"topics {first} and {topic} cannot be in one table"
+    modes = [{form.column: form.mode for form in each.formats} for each in (options, other)]
+    for column in FORMAT_COLUMNS:
+        one, two = (mode.get(column) for mode in modes)
+        if one == two:
+            continue
+        if None in (one, two):
+            raise InvalidOptionError(
+                f"{pair}: the {column}s of only one of them are decoded. Set option"
+                f" '{column}.format' for both, or {TABLE_PER_TOPIC}"
+            )
+        raise InvalidOptionError(
+            f"{pair}: option '{column}.mode' is {one} for {first} and {two} for {topic}. Set the"
+            " same mode for both"
+        )
+    if options.where != other.where:
+        raise InvalidOptionError(
+            f"option 'where' compares a field whose type differs in topics {first} and {topic}."
+            " Remove this condition, or use the same type"
+        )
+
+
 def for_each_topic(
     items: Mapping[str, _Item], call: Callable[[str, _Item], _Result]
 ) -> dict[str, _Result]:
@@ -93,17 +163,19 @@ def _topics(texts: Mapping[str, str]) -> list[str]:
             "option 'planFile' cannot be combined with options or tables per topic, because a plan"
             " has all topics. Remove one of them"
         )
-    prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
-    options = parse_options(
-        {
-            name: text
-            for name, text in texts.items()
-            if not name.lower().startswith(prefixes) and name.lower() not in ("where", "columns")
-        }
-    )
-    topics = selected_topics(options)
+    topics = selected_topics(parse_options(_without_formats(texts)))
     _refuse_other_topics(texts, topics)
     return topics
+
+
+def _without_formats(texts: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options that do not depend on the formats of keys and values."""
+    prefixes = tuple(f"{column}." for column in FORMAT_COLUMNS)
+    return {
+        name: text
+        for name, text in texts.items()
+        if not name.lower().startswith(prefixes) and name.lower() not in ("where", "columns")
+    }
 
 
 def _check_own(topic: str, own: Mapping[str, str]) -> None:

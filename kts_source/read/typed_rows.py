@@ -176,7 +176,7 @@ class TypedRows:
         columns |= {raw: columns[name] for raw, name in _SOURCES.items() if name in columns}
         kept = None
         reasons: dict[int, str] = {}
-        for form in self._formats:
+        for form in _formats_of(batch, self._formats):
             values = _decode_column(batch, form)
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
                 # First return the valid rows before the malformed row: a LIMIT may need no others.
@@ -250,7 +250,7 @@ class _FieldFilter:
         drop = np.zeros(batch.num_rows, np.bool_)
         bad: dict[str, BadValues] = {}
         dropped: dict[str, BadValues] = {}
-        for form in self._formats:
+        for form in _formats_of(batch, self._formats):
             values = _decode_column(batch, form)
             if values.bad and form.mode == FAILFAST and self._fails:
                 first = values.bad[0]
@@ -268,6 +268,14 @@ class _FieldFilter:
             return _KeptRows(batch.slice(0, 0), malformed, dropped, {})
         keep = pc.fill_null(mask, False).to_numpy(zero_copy_only=False) & ~drop
         return _KeptRows(batch.filter(pa.array(keep)), malformed, dropped, _renumber(bad, keep))
+
+
+def _formats_of(batch: pa.RecordBatch, formats: Sequence[ColumnFormat]) -> list[ColumnFormat]:
+    """Returns the formats of the records in a batch. All of them are of one topic."""
+    if not batch.num_rows or all(not form.topic for form in formats):
+        return list(formats)
+    topic = batch.column(TOPIC)[0].as_py()
+    return [form for form in formats if form.is_of(topic)]
 
 
 def _decode_column(batch: pa.RecordBatch, form: ColumnFormat) -> DecodedValues:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """The finished steps of one plan. If the last line has no line feed, a killed process wrote it,
-    and it is removed.
+    """The finished steps of one plan. If the last line has no line feed, a killed process wrote it.
+    It is ignored, and `add` removes it.
 
     Raises:
         InvalidOptionError: The journal cannot be read, or belongs to another plan.
@@ -43,11 +43,12 @@ class Journal:
         try:
             text = self.path.read_bytes() if self.path.exists() else b""
             whole = text[: text.rfind(b"\n") + 1]
-            self.steps: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
-        except (OSError, ValueError) as error:
+            steps = [dict(json.loads(line)) for line in whole.splitlines()]
+        except (OSError, ValueError, TypeError) as error:
             raise InvalidOptionError(f"journal {self.path} cannot be read: {error}") from None
-        if len(whole) < len(text):
-            os.truncate(self.path, len(whole))
+        self.steps: list[dict[str, Any]] = steps
+        # Do not truncate the file here: another process may be writing its last line.
+        self._size_to_keep = len(whole) if len(whole) < len(text) else None
         if self.steps and self.steps[0].get("plan") != plan.plan_id:
             raise InvalidOptionError(
                 f"journal {self.path} belongs to another plan: move it away if that restore is over"
@@ -68,12 +69,25 @@ class Journal:
             )
 
     def add(self, step: str, **facts: Any) -> dict[str, Any]:  # noqa: ANN401  # values of JSON
-        """Appends a step to the file, syncs the file, and returns the step."""
+        """Appends a step to the file, syncs the file, and returns the step.
+
+        Raises:
+            InvalidOptionError: The journal cannot be written.
+        """
         entry = {"step": step, **facts}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            if self._size_to_keep is not None:
+                os.truncate(self.path, self._size_to_keep)
+                self._size_to_keep = None
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InvalidOptionError(
+                f"journal {self.path} cannot be written: {error}. Remove the cause, such as a full"
+                " disk, and run the command again"
+            ) from error
         self.steps.append(entry)
         return entry
 

@@ -380,8 +380,9 @@ class PartitionWriter:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file and waits until it is on the disk."""
-    with path.open("wb") as file:
+    """Writes a new file and waits until it is on the disk. Removes a file or link of this name."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

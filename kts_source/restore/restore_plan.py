@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import ScanPlan
 
 
-PLAN_VERSION: Final = 3
+PLAN_VERSION: Final = 4
 REFUSE, ABORT, CUT = "refuse", "abort", "cut"
 UNDECIDED_POLICIES: Final = (REFUSE, ABORT, CUT)
 _SERVED_SCHEMES: Final = {"local-tiered-storage": ("file",), AivenLayout.name: ("file", "s3")}
@@ -114,15 +114,17 @@ class RestorePlan:
     notes: tuple[str, ...]
 
     def to_json(self) -> str:
-        """Returns the content of the plan file."""
-        return json.dumps({"version": PLAN_VERSION, **asdict(self)}, indent=1) + "\n"
+        """Returns the content of the plan file. It has a digest, which detects changes by hand."""
+        facts = asdict(self)
+        head = {"version": PLAN_VERSION, "digest": _digest(facts)}
+        return json.dumps({**head, **facts}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> RestorePlan:
         """Parses a plan file.
 
         Raises:
-            InvalidOptionError: The text is not a plan, or a plan of another version.
+            InvalidOptionError: The text is not a plan, or it has another version or was changed.
         """
         try:
             facts: dict[str, Any] = json.loads(text)
@@ -131,6 +133,11 @@ class RestorePlan:
                 raise InvalidOptionError(
                     f"the restore plan has version {version}, but this release reads version"
                     f" {PLAN_VERSION}: create it again with kts restore plan"
+                )
+            if facts.pop("digest") != _digest(facts):
+                raise InvalidOptionError(
+                    "the restore plan was changed after it was created: create it again with kts"
+                    " restore plan"
                 )
             partitions = [
                 PartitionRestore(
@@ -170,6 +177,10 @@ class RestorePlan:
         lines += [f"note: {text}" for text in self.notes]
         lines += [f"REFUSED: {text}" for text in self.refusals]
         return "\n".join(lines)
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def read_plan(path: str) -> RestorePlan:

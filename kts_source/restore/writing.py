@@ -132,9 +132,14 @@ class LogDir:
         """Returns the folder of a partition.
 
         Raises:
-            InvalidOptionError: The folder does not exist, or belongs to another topic id.
+            InvalidOptionError: The folder does not exist, is a symbolic link, or belongs to another
+                topic id.
         """
         folder = self.path / name
+        if folder.is_symlink():
+            raise InvalidOptionError(
+                f"{folder} is a symbolic link: move the folder itself into the log directory"
+            )
         try:
             found = uuid_to_text(parse_partition_metadata((folder / _OWN).read_bytes()))
         except (OSError, SegmentFormatError) as error:
@@ -179,7 +184,7 @@ def check_empty(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.name in (_OWN, EPOCHS) or path.name.endswith(TEMPORARY):
             continue
-        if path.suffix not in _REPLACED or (path.suffix == ".log" and path.stat().st_size):
+        if path.suffix not in _REPLACED or (path.suffix == ".log" and path.lstat().st_size):
             raise InvalidOptionError(
                 f"{folder} is not empty: it has {path.name}. Restore into a new topic; nothing was"
                 " changed"
@@ -257,11 +262,11 @@ def write_restore(
         )
     settings = target_settings(target or {}) if plan.zero_copy else None
     disk = LogDir(log_dir, plan.cluster_id, plan.node_id)
-    journal = Journal(plan_path, plan)
     source_ids = {each.topic: each.topic_id for each in plan.partitions}
     tier = _with_topic_ids(options, source_ids) if plan.zero_copy else options
     parsed = source_options(tier)
     with disk.locked():
+        journal = Journal(plan_path, plan)
         folders = _partition_folders(plan, journal, disk)
         sources = _plan_unchanged_tier(plan, parsed)
         if journal.is_complete:
@@ -284,18 +289,47 @@ def write_restore(
     return plan
 
 
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turns errors of the disk into errors with advice."""
+    try:
+        yield
+    except TieredKafkaError:  # some errors of the store are also OSErrors
+        raise
+    except OSError as error:
+        raise InvalidOptionError(
+            f"{folder} cannot be written: {error}. Remove the cause, such as a full disk, and run"
+            " kts restore write again"
+        ) from error
+
+
 def _partition_folders(plan: RestorePlan, journal: Journal, disk: LogDir) -> dict[str, Path]:
-    """Returns the folder of each partition. Checks that it is empty, or that an earlier attempt
-    wrote it.
+    """Returns the folder of each partition. Checks that it is empty, or has what an earlier attempt
+    wrote.
     """
     folders = {
         each.name: disk.partition(each.name, plan.target_ids[each.target_topic])
         for each in plan.partitions
     }
     for name, folder in folders.items():
-        if journal.staged(name) is None:
+        staged = journal.staged(name)
+        if staged is None:
             check_empty(folder)
+        elif journal.is_placed(name) and not journal.has("committed"):
+            _check_logs(folder, staged["files"])
     return folders
+
+
+def _check_logs(folder: Path, files: Mapping[str, int]) -> None:
+    """Checks that a folder still has the logs that an earlier attempt placed."""
+    for name, size in files.items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else 0
+        if path.suffix == ".log" and found < size:
+            raise InvalidOptionError(
+                f"{path} has {found} bytes, but the journal records {size}: it was changed after"
+                " it was written. Restore into a new topic"
+            )
 
 
 def _check_written(
@@ -303,7 +337,8 @@ def _check_written(
 ) -> None:
     """Updates the checkpoints of the log directory, and compares the rows with the tier."""
     if not journal.has("written"):
-        _merge_checkpoints(plan, journal, disk)
+        with _disk_errors(disk.path):
+            _merge_checkpoints(plan, journal, disk)
         journal.add("written")
     if not journal.has("checked"):
         written = _written_log(plan, tier, disk.path, has_served=has_served)
@@ -409,16 +444,9 @@ def _write_partition(
     staged = journal.staged(restore.name)
     if staged is None:
         partition = sources[restore.topic, restore.partition]
-        writer = PartitionWriter(folder, restore, partition, plan.undecided)
-        try:
+        with _disk_errors(folder):
+            writer = PartitionWriter(folder, restore, partition, plan.undecided)
             writer.write(source)
-        except TieredKafkaError:  # some errors of the store are also OSErrors
-            raise
-        except OSError as error:
-            raise InvalidOptionError(
-                f"{folder} cannot be written: {error}. Remove the cause, such as a full disk, and"
-                " run kts restore write again"
-            ) from error
         staged = journal.add(
             "staged",
             partition=restore.name,
@@ -427,7 +455,8 @@ def _write_partition(
             hasTransactions=writer.has_transactions,
             files=writer.files,
         )
-    place_files(folder, staged["files"])
+    with _disk_errors(folder):
+        place_files(folder, staged["files"])
     journal.add("placed", partition=restore.name)
 
 

@@ -50,7 +50,7 @@ def backfill(
         source: Options of `spark.read.format("tiered-kafka")`.
         target: A folder, a URL or a table's name; `{topic}`: a table per topic.
         progress: True to show the progress on stderr. Ignored with `follow`.
-        topic_options: With `{topic}` in `target`, options of single topics, by topic.
+        topic_options: Options of single topics, by topic. In one table, only `key.*`, `value.*`.
         table_format: `parquet` (default), `delta` or `iceberg`.
         writer: `path` (default), or `spark`: Spark appends rows to its Delta table `target`.
         partition_by: Columns, fields, or times: `hour(timestamp)`, `date(timestamp, Asia/Tokyo)`.

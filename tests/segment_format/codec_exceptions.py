@@ -51,7 +51,7 @@ CODEC_EXCEPTIONS: Final[Mapping[str, CodecException]] = MappingProxyType(
         ),
         "gzip batch without records": CodecException(
             CompressionType.GZIP,
-            "a record count of 0 in front of something that is not gzip",
+            "a record count of 0 in front of something that is not of the codec",
             kafka_accepts=False,
             accepted=True,
             reason="no record depends on the payload, which is not looked at for any codec",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,20 @@ def test_each_topic_is_exported_into_its_own_table(spark: SparkSession, tmp_path
     for topic, table in zip(topics, report.tables, strict=True):
         expected = expected_table(topic, "read_committed").num_rows
         assert table.rows == spark.read.parquet(str(tmp_path / topic)).count() == expected
+
+
+def test_topics_of_different_formats_are_exported_into_one_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    values: dict[str, list[bytes | None]] = {"clicks": [b'{"id": 7}'], "orders": [avro(3)]}
+    for number, (topic, of_topic) in enumerate(values.items(), 1):
+        source = write(tmp_path / "tier", [of_topic], topic, uuid.UUID(int=number))
+    source["subscribe"] = "clicks,orders"
+    own = {"clicks": {"value.format": "json", "value.schema": "id bigint"}, "orders": as_avro()}
+    lake = Lake(tmp_path, "parquet")
+    assert run(spark, lake, source, topic_options=own).rows == 2
+    rows = spark.read.parquet(lake.target).select("topic", "value.id", "value.amount")
+    assert sorted(rows.collect()) == [("clicks", 7, None), ("orders", None, 3)]
 
 
 def test_transform_can_be_a_local_function(spark: SparkSession, tmp_path: Path) -> None:

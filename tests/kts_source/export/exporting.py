@@ -18,6 +18,7 @@ from kts_source.export.run import export
 from kts_source.export.settings import ExportSettings, export_settings
 from kts_source.export.tables import open_table
 from kts_source.export.task_writer import LocalExecutor
+from kts_source.secret import Secret
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class Lake:
             arguments["catalog"] = {**self.catalog, "name": "lake"}
         arguments.setdefault("commit_bytes", 250_000)
         arguments.setdefault("max_rejected", "100%")
-        return export_settings(self.target, table_format=self.table_format, **arguments)
+        own = Secret(arguments.pop("topic_options", {}))
+        settings = export_settings(self.target, table_format=self.table_format, **arguments)
+        return dataclasses.replace(settings, topic_options=own)
 
     def table(self, **arguments: Any) -> ExportTable:  # noqa: ANN401
         return open_table(self.settings(**arguments))

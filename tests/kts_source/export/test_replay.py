@@ -35,11 +35,15 @@ HEADERS = (("h", b"1"),)
 class Exports:
     """Exports 20 records. The records in `BAD` have invalid JSON."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, *, by_topic: bool = False) -> None:
         self.lake = lake
         self.letters = lake.folder / "letters"
         self.tier = write_tier(lake.folder / "tier", TOPIC)
         self.arguments: dict[str, Any] = {"dead_letters": str(self.letters)}
+        if by_topic:
+            names = [name for name in self.tier if name.startswith("value.")]
+            own = {name: self.tier.pop(name) for name in names}
+            self.arguments["topic_options"] = {TOPIC: own}
 
     def run(self, **arguments: Any) -> BackfillReport:  # noqa: ANN401
         return self.lake.export(self.tier, **{**self.arguments, **arguments})
@@ -102,9 +106,10 @@ def write_tier(root: Path, topic: str) -> dict[str, str]:
 ALL = [(number, number) for number in range(20)]
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=[*((name, False) for name in FORMATS), ("delta", True)])
 def exports(request: pytest.FixtureRequest, tmp_path: Path) -> Exports:
-    return Exports(Lake(tmp_path, request.param))
+    table_format, by_topic = request.param
+    return Exports(Lake(tmp_path, table_format), by_topic=by_topic)
 
 
 def test_corrected_dead_letters_are_added_once(exports: Exports) -> None:

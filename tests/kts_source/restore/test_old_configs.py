@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,10 +82,10 @@ def test_commit_sets_old_configurations_that_the_new_brokers_know(
 def test_topic_gets_its_old_configurations_under_a_new_name(
     restored: NewCluster, folder: Path
 ) -> None:
-    text = restored.plan_file.read_text().replace('"target_topic": "orders"', '"target_topic": "n"')
-    restored.plan_file.write_text(text)
+    plan = _plan(restored)
+    renamed = tuple(replace(each, target_topic="n") for each in plan.partitions)
     _store(folder, f"{0:020d}.log", _log(_topic(restored), config("a", "1")))
-    assert old_configs(_plan(restored), str(folder)) == {"n": {"a": "1"}}
+    assert old_configs(replace(plan, partitions=renamed), str(folder)) == {"n": {"a": "1"}}
 
 
 def test_snapshot_and_later_segments_are_read(restored: NewCluster, folder: Path) -> None:

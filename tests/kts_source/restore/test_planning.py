@@ -178,11 +178,25 @@ def test_rename_to_same_name_is_rejected(cluster: NewCluster) -> None:
 def test_plan_of_another_version_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     facts = json.loads(cluster.plan(EPOCHS).to_json())
-    with pytest.raises(InvalidOptionError, match="has version 4"):
-        RestorePlan.from_json(json.dumps({**facts, "version": 4}))
-    for broken in ("", "[]", "{}", json.dumps({**facts, "partitions": [{}]})):
+    with pytest.raises(InvalidOptionError, match="has version 5"):
+        RestorePlan.from_json(json.dumps({**facts, "version": 5}))
+    for broken in ("", "[]", "{}"):
         with pytest.raises(InvalidOptionError, match="not a restore plan"):
             RestorePlan.from_json(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("partitions", []), ("undecided", "abort"), ("node_id", "0"), ("more", 1)]
+)
+def test_plan_that_was_changed_by_hand_is_rejected(
+    name: str, value: object, cluster: NewCluster
+) -> None:
+    cluster.add_topic("epochs")
+    plan = cluster.plan(EPOCHS)
+    facts = json.loads(plan.to_json())
+    assert RestorePlan.from_json(json.dumps(facts)) == plan  # only the spaces differ
+    with pytest.raises(InvalidOptionError, match="was changed after it was created"):
+        RestorePlan.from_json(json.dumps({**facts, name: value}))
 
 
 def test_explanation_contains_partitions_notes_and_refusals(cluster: NewCluster) -> None:

@@ -205,6 +205,15 @@ def test_decompression_bomb_raises_without_allocating(name: str) -> None:
     assert peak < 2 * bound + (1 << 20)
 
 
+@pytest.mark.parametrize("changed", [4, 7, 8, 11, 15])
+def test_later_snappy_stream_header_is_skipped_without_checks(changed: int) -> None:
+    header = bytearray(XERIAL_HEADER)
+    header[changed] ^= 0xFF
+    later_block = xerial(b"def")[len(header) :]
+
+    assert bytes(decompress(SNAPPY, xerial(b"abc") + header + later_block)) == b"abcdef"
+
+
 def test_impossible_snappy_size_raises_before_allocation() -> None:
     """The payload has 12 bytes but states a size of 200 MiB, which the default limit allows."""
     claimed = b"\x80\x80\x80\x64" + bytes(8)
