@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.report import BackfillReport
     from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.export_table import ExportTable
     from kts_source.export.task_writer import ExportExecutor
     from kts_source.options import Options
 
@@ -89,6 +90,7 @@ def follow(
     settings: ExportSettings,
     executor: ExportExecutor,
     *,
+    opened: Callable[[ExportSettings], ExportTable | None] = lambda _settings: None,
     on_round: Callable[[RoundMetrics, BackfillReport], object] = lambda _metrics, _total: None,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
@@ -104,6 +106,7 @@ def follow(
         executor: Runs the tasks.
         source: Options as for the data source.
         settings: Settings of the export. `following` must be set.
+        opened: Returns the target of a round; `None` to open it from the settings.
         on_round: Called after each round with the figures of the round, which are also logged, and
             with the sum of the reports of all successful rounds.
         clock: Returns the current time in seconds, as `time.monotonic` does.
@@ -121,7 +124,7 @@ def follow(
     """
     if settings.following is None:
         raise InvalidOptionError("follow() needs settings with follow=True")
-    rounds = _Rounds(source, settings, executor, on_round, clock)
+    rounds = _Rounds(source, settings, executor, opened, on_round, clock)
     stop = _Stop()
     with stop.listening():
         try:
@@ -146,6 +149,7 @@ class _Rounds:
         source: Options,
         settings: ExportSettings,
         executor: ExportExecutor,
+        opened: Callable[[ExportSettings], ExportTable | None],
         on_round: Callable[[RoundMetrics, BackfillReport], object],
         clock: Callable[[], float],
     ) -> None:
@@ -154,6 +158,7 @@ class _Rounds:
         self._source = source
         self._settings = settings
         self._executor = executor
+        self._opened = opened
         self._on_round = on_round
         self._clock = clock
         self._nothing = self.total = empty_report(settings.target, settings.table_format)
@@ -193,7 +198,8 @@ class _Rounds:
         try:
             if not self._is_checked:
                 self._check()
-            return export(self._source, self._settings, self._executor), None
+            table = self._opened(self._settings)
+            return export(self._source, self._settings, self._executor, table=table), None
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # `run` raises it
             return None, error
 

@@ -396,14 +396,14 @@ class _Run:
                 try:
                     check_fields(samples, self.options.formats)
                 except InvalidOptionError:
-                    self._discard(reports, job)
+                    self._discard(reports)
                     raise
             schemas = [report.new_schemas for report in reports]
             if not any(schemas):
                 return reports, job
             from kts_source.export.new_fields import add_fields, first_places
 
-            self._discard(reports, job)
+            self._discard(reports)
             found: dict[str, str] = {}
             for report in reports:
                 for name, place in report.new_fields.items():
@@ -423,14 +423,11 @@ class _Run:
             self.added_fields = (*self.added_fields, *found)
             log.info("reading the wave again with the new fields %s", ", ".join(found))
 
-    def _discard(self, reports: Sequence[TaskReport], job: ExportJob) -> None:
+    def _discard(self, reports: Sequence[TaskReport]) -> None:
         """Deletes the files that tasks wrote before they run again."""
         letters = list_dead_letters(self.settings, (report.dead_letters for report in reports))
         drop_dead_letters(self.settings, letters)
-        with closing(open_target(job.target.path, job.target.storage)) as target:
-            for report in reports:
-                for file in report.files:
-                    target.delete(file.key)
+        self.table.discard([file for report in reports for file in report.files])
 
     def _plan(self, state: TableState) -> ExportPlan:
         options, settings, committed = self.options, self.settings, state.committed
@@ -565,7 +562,7 @@ class _Run:
         if committed:
             publish_dead_letters(self.settings, commit.letters)
             self.commits.append(commit)
-            log_commit(self.run_id, self.table.version, commit, time.monotonic() - started)
+            log_commit(self.run_id, self.table, commit, time.monotonic() - started)
             self.waiting = [], []
         else:
             self.waiting = advances, reports
@@ -616,6 +613,7 @@ class _Run:
     def _report(self, planned_waves: Sequence[Wave], planned: Sequence[Skipped]) -> BackfillReport:
         reports = self.reports
         files = [file for report in reports for file in report.files]
+        file_count, file_bytes = self.table.written(self.commits)
         waves, later = planned_waves[: self.waves], planned_waves[self.waves :]
         if later:  # later rounds report the later gaps
             ends = {(a.topic, a.key.partition): a.stop for wave in waves for a in wave.advances}
@@ -629,8 +627,8 @@ class _Run:
             rows=sum(file.rows for file in files),
             rows_read=sum(report.rows_read for report in reports),
             rejected=sum(r.dead_letters.rows for r in reports if r.dead_letters is not None),
-            files=len(files),
-            file_bytes=sum(file.size for file in files),
+            files=file_count,
+            file_bytes=file_bytes,
             segment_bytes=sum(report.segment_bytes for report in reports),
             left_bytes=sum(task.scan.nominal_bytes for wave in later for task in wave.tasks),
             commits=len(self.commits),
@@ -682,12 +680,13 @@ def log_run_start(run_id: str, target: str, plan: ExportPlan, committed: Committ
         log.info("run %s: offsets to write: %s", run_id, _joined(lines, "partitions"))
 
 
-def log_commit(run_id: str, version: str, commit: Commit, seconds: float) -> None:
+def log_commit(run_id: str, table: ExportTable, commit: Commit, seconds: float) -> None:
     """Logs a commit, and the offsets that it added to the table."""
+    files, size = table.written([commit])
     log.info(
         "run %s: committed %s: %d rows in %d files, %s, %.1f s: %s",
-        *(run_id, version, sum(file.rows for file in commit.files), len(commit.files)),
-        *(format_bytes(sum(file.size for file in commit.files)), seconds),
+        *(run_id, table.version, sum(file.rows for file in commit.files), files),
+        *(format_bytes(size), seconds),
         _joined(
             [
                 f"{step.topic}-{step.key.partition} [{step.start}, {step.stop})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
@@ -42,6 +42,10 @@ PARQUET: Final = "parquet"
 DELTA: Final = "delta"
 ICEBERG: Final = "iceberg"
 TABLE_FORMATS: Final = (PARQUET, DELTA, ICEBERG)
+
+PATH: Final = "path"
+SPARK: Final = "spark"
+WRITERS: Final = (PATH, SPARK)
 
 TOPIC_FIELD: Final = "{topic}"
 """Stands for the topic in the target of `backfill`; see `export.by_topic`."""
@@ -103,6 +107,7 @@ class ExportArguments(TypedDict, total=False):
     """Keyword arguments of `backfill`; see its docstring."""
 
     table_format: str
+    writer: str
     partition_by: Sequence[str]
     transform: Transform | None
     sort_within_files: Sequence[str]
@@ -137,7 +142,9 @@ class ExportSettings:
     that are missing here.
 
     Attributes:
-        target: A folder, a URL such as `s3://bucket/prefix`, or the name of an Iceberg table.
+        target: A folder, a URL such as `s3://bucket/prefix`, or the name of a table.
+        writer: `path`: the tasks write the files of the table. `spark`: Spark appends the rows of
+            the tasks to a table of one of its catalogs.
         compaction: Keeps only the latest record of every key; `None` keeps all records.
         following: Pace of an export that follows new records in rounds; `None` for a single run.
         max_rejected: Maximum share of rejected records in a commit, from 0 to 1.
@@ -154,6 +161,7 @@ class ExportSettings:
 
     target: str
     table_format: str = PARQUET
+    writer: str = PATH
     partition_by: tuple[PartitionField, ...] = ()
     transform: Transform | None = None
     sort_within_files: tuple[str, ...] = ()
@@ -189,7 +197,7 @@ def export_settings(
 
     Args:
         target: Folder, URL such as `s3://bucket/prefix`, or an Iceberg table's name
-            (`namespace.table`).
+            (`namespace.table`). With `writer="spark"`, the name of a table in a catalog of Spark.
         source: Options of the source. Their credentials are also the default for the target.
         arguments: See `backfill`.
 
@@ -214,7 +222,9 @@ def export_settings(
     following = Following(**rounds) if values.pop("follow", False) else None
     catalog = values.pop("catalog", None)
     target_options = values.pop("target_options", None)
-    is_path = values.get("table_format") != ICEBERG
+    if values.get("writer") == SPARK:
+        values.setdefault("table_format", DELTA)
+    is_path = values.get("table_format") != ICEBERG and values.get("writer") != SPARK
     location = _path("the target", target) if is_path else os.fspath(target)
     properties = {name: str(value) for name, value in (catalog or {}).items()}
     storage = _storage(location, target_options, properties, source or {})
@@ -227,18 +237,24 @@ def export_settings(
         storage=storage,
         catalog=Secret(properties),
     )
+    _check_choices(settings, compaction.tombstones)
+    _check(settings, has_catalog=catalog is not None)
+    return settings
+
+
+def _check_choices(settings: ExportSettings, tombstones: str) -> None:
+    """Raises `InvalidOptionError` if a setting is none of its allowed values."""
     for name, value, allowed in (
         ("table_format", settings.table_format, TABLE_FORMATS),
+        ("writer", settings.writer, WRITERS),
         ("compression", settings.compression, COMPRESSIONS),
-        ("tombstones", compaction.tombstones, TOMBSTONES),
+        ("tombstones", tombstones, TOMBSTONES),
         ("schema_evolution", settings.schema_evolution, SCHEMA_EVOLUTIONS),
         ("on_new_fields", settings.on_new_fields, ON_NEW_FIELDS),
         ("text_partitions", settings.text_partitions, TEXT_PARTITIONS),
     ):
         if value not in allowed:
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-    _check(settings, has_catalog=catalog is not None)
-    return settings
 
 
 def _storage(
@@ -323,6 +339,8 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
             raise InvalidOptionError(f"{name} must be positive, not {value}")
     if settings.following is not None:
         _check_following(settings, settings.following)
+    if settings.writer == SPARK:
+        _check_spark_writer(settings)
     if has_catalog != (settings.table_format == ICEBERG):
         raise InvalidOptionError(
             "catalog=… is required for an Iceberg table, and is not valid for other targets"
@@ -348,6 +366,53 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         raise InvalidOptionError(
             "compact=True cannot be combined with transform or sort_within_files: remove them"
         )
+
+
+_BY_PATH_ONLY: Final = (
+    *("transform", "sort_within_files", "target_file_bytes", "row_group_rows", "compression"),
+    *("replay", "compaction", "schema_evolution", "verify"),
+)
+"""Settings that need files written by the tasks themselves."""
+_NAME_PART: Final = re.compile(r"`([^`/]+)`|(\w+)")
+
+
+def _check_spark_writer(settings: ExportSettings) -> None:
+    if settings.table_format != DELTA:
+        raise InvalidOptionError(
+            f"writer='spark' writes Delta tables only, not table_format={settings.table_format!r}:"
+            " remove writer"
+        )
+    name_parts(settings.target)
+    defaults = {each.name: each.default for each in fields(ExportSettings)}
+    for name in _BY_PATH_ONLY:
+        if getattr(settings, name) != defaults[name]:
+            argument = "compact" if name == "compaction" else name
+            raise InvalidOptionError(
+                f"{argument} is not supported with writer='spark', because Spark writes the files"
+                f" of the table: remove {argument}, or export to the path of a table without writer"
+            )
+
+
+def name_parts(name: str) -> tuple[str, ...]:
+    """Splits the name of a table in a catalog of Spark, such as `main.shop.orders`. Parts may be in
+    backquotes.
+
+    Raises:
+        InvalidOptionError: The name is invalid, or has no namespace.
+    """
+    parts = []
+    end = -1
+    for match in _NAME_PART.finditer(name):
+        if match.start() != end + 1 or (end >= 0 and name[end] != "."):
+            break
+        parts.append(match[1] or match[2])
+        end = match.end()
+    if end != len(name) or len(parts) < 2:
+        raise InvalidOptionError(
+            f"with writer='spark', the target must be the name of a table with its namespace, such"
+            f" as main.shop.orders, not {name!r}. Put parts with other characters in backquotes"
+        )
+    return tuple(parts)
 
 
 def _check_folders(settings: ExportSettings) -> None:

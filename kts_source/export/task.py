@@ -115,7 +115,8 @@ class WrittenFile:
     """A closed Parquet file.
 
     Attributes:
-        key: Key under which the task wrote the file, relative to the target's root.
+        key: Key under which the task wrote the file, relative to the target's root. If Spark writes
+            the rows, identifies the stored rows.
         name: Key of the file after the commit, relative to the target's root. It is unique among
             all files of all commits.
         start: First offset that was read for the file.

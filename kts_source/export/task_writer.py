@@ -18,7 +18,7 @@ import uuid
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
@@ -46,10 +46,11 @@ from kts_source.processes import in_processes
 from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.export.new_fields import NewFields
     from kts_source.export.partitioning import PartitionValue
+    from kts_source.export.tables.target_store import TargetStore
     from kts_source.export.task import ExportJob, RunnableTask
     from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskMetrics
@@ -64,7 +65,7 @@ MAX_HELD_BYTES: Final = 128 << 20
 """Maximum bytes of rows in memory, over all open files."""
 
 
-class _Owner(NamedTuple):
+class Owner(NamedTuple):
     """The topic and partition whose rows a file contains. A file contains rows of one partition."""
 
     topic: str
@@ -85,7 +86,7 @@ class _OpenFile:
 
     key: str
     file: ParquetFile
-    owner: _Owner
+    owner: Owner
     start: int
     stop: int
 
@@ -122,14 +123,13 @@ class TaskWriter:
         if job.settings.transform is not None and job.options.has_formats_by_topic:
             # A transform gets the same columns for all topics.
             self._conformed = decoded_schema(job.options)
-        self.target = open_target(job.target.path, job.target.storage)
         self._letters = DeadLetters(job)
         self._origin = origin
         self._fields = new_fields_of(job)
         self._attempt = f"{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
-        self._owner: _Owner | None = None
-        self._counts: dict[_Owner, RecordCounts] = {}
+        self._owner: Owner | None = None
+        self._counts: dict[Owner, RecordCounts] = {}
         self._done: list[WrittenFile] = []
         self._count = 0
         self._schema: pa.Schema | None = None
@@ -140,13 +140,19 @@ class TaskWriter:
         """Columns that batches need so that fields outside the schema are reported."""
         return () if self._fields is None else self._fields.columns
 
+    @cached_property
+    def target(self) -> TargetStore:
+        """Store of the files. Opened at first use, because Spark may write the rows instead."""
+        return open_target(self._job.target.path, self._job.target.storage)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._abandon()
-        self.target.close()
+        if "target" in vars(self):
+            self.target.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Transforms the rows of a batch and writes them to files. All rows must be of one Kafka
@@ -163,28 +169,34 @@ class TaskWriter:
             self._fields.add_unknown(batch)
         owner = self._owner_of(batch)
         self._count_records(owner, batch.num_rows)
-        offsets = batch.column(OFFSET)
-        start, stop = offsets[0].as_py(), offsets[len(offsets) - 1].as_py() + 1
+        start, stop = _offsets(batch)
         if owner != self._owner:
             self._close_all()
             self._owner = owner
         rows = self._transformed(batch, owner, start, stop)
         if rows is not None and rows.num_rows:
             self._check_schema(rows)
-            fields, values_in = self._settings.partition_by, self._job.target.values_in
-            any_text = self._settings.text_partitions == AS_IS
-            columns = [field.values(rows) for field in fields]
-            if values_in == "file":
-                for field, column in zip(fields, columns, strict=True):
-                    if field.needs_own_column:
-                        rows = rows.append_column(field.name, column)
-            for row, part_rows in split(rows, columns):
-                try:
-                    values = partition_values(fields, columns, row, values_in, any_text=any_text)
-                except ValueError as error:
-                    raise self._partitioning_error(error, batch, row, owner) from None
-                self._add(owner, values, part_rows, start, stop)
+            self._write_rows(owner, rows, batch)
         self._seconds += time.monotonic() - started
+
+    def _write_rows(self, owner: Owner, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
+        """Writes transformed rows to the files of their partition values. `batch` has the rows
+        before the transform.
+        """
+        start, stop = _offsets(batch)
+        fields, values_in = self._settings.partition_by, self._job.target.values_in
+        any_text = self._settings.text_partitions == AS_IS
+        columns = [field.values(rows) for field in fields]
+        if values_in == "file":
+            for field, column in zip(fields, columns, strict=True):
+                if field.needs_own_column:
+                    rows = rows.append_column(field.name, column)
+        for row, part_rows in split(rows, columns):
+            try:
+                values = partition_values(fields, columns, row, values_in, any_text=any_text)
+            except ValueError as error:
+                raise self._partitioning_error(error, batch, row, owner) from None
+            self._add(owner, values, part_rows, start, stop)
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
         """Writes rows that cannot be decoded to the dead letters. `batch` contains their stored
@@ -221,18 +233,18 @@ class TaskWriter:
                 self.target.delete(key)
         self._letters.abandon()
 
-    def _count_records(self, owner: _Owner, records: int) -> None:
+    def _count_records(self, owner: Owner, records: int) -> None:
         more = RecordCounts(owner.topic, owner.partition, records)
         self._counts[owner] = self._counts[owner] + more if owner in self._counts else more
 
-    def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
+    def _owner_of(self, batch: pa.RecordBatch) -> Owner:
         topic, partition = batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py()
         if TOPIC_ID in batch.schema.names:
-            return _Owner(topic, partition, batch.column(TOPIC_ID)[0].as_py())
-        return _Owner(topic, partition, self._topic_ids[topic, partition])
+            return Owner(topic, partition, batch.column(TOPIC_ID)[0].as_py())
+        return Owner(topic, partition, self._topic_ids[topic, partition])
 
     def _transformed(
-        self, batch: pa.RecordBatch, owner: _Owner, start: int, stop: int
+        self, batch: pa.RecordBatch, owner: Owner, start: int, stop: int
     ) -> pa.RecordBatch | None:
         transform = self._settings.transform
         selected = batch.select(self._columns)
@@ -273,7 +285,7 @@ class TaskWriter:
             )
 
     def _partitioning_error(
-        self, error: ValueError, batch: pa.RecordBatch, row: int, owner: _Owner
+        self, error: ValueError, batch: pa.RecordBatch, row: int, owner: Owner
     ) -> ExportError:
         offsets = batch.column(OFFSET)
         text = f"the row cannot be partitioned: {error}. "
@@ -292,7 +304,7 @@ class TaskWriter:
 
     def _add(
         self,
-        owner: _Owner,
+        owner: Owner,
         values: tuple[PartitionValue, ...],
         rows: pa.RecordBatch,
         start: int,
@@ -315,7 +327,7 @@ class TaskWriter:
         self._bound_memory()
 
     def _begin(
-        self, owner: _Owner, values: tuple[PartitionValue, ...], schema: pa.Schema, start: int
+        self, owner: Owner, values: tuple[PartitionValue, ...], schema: pa.Schema, start: int
     ) -> _OpenFile:
         settings, target = self._settings, self._job.target
         folders = log_folder(settings.partition_by, values) if target.values_in == "log" else ""
@@ -378,6 +390,12 @@ class TaskWriter:
         )
 
 
+def _offsets(batch: pa.RecordBatch) -> tuple[int, int]:
+    """Returns the first offset of a batch, and one past the last offset."""
+    offsets = batch.column(OFFSET)
+    return offsets[0].as_py(), offsets[len(offsets) - 1].as_py() + 1
+
+
 _NEEDED: Final[tuple[str, ...]] = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
 """Larger than batches for Spark, because the writer has a fixed cost per batch."""
@@ -404,24 +422,32 @@ class ExportTask:
                 not accept the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
-            needed, set_aside = (*_NEEDED, *writer.field_columns), None
-            if job.settings.dead_letters is not None:
-                needed += dead_letter_columns(raw=bool(job.options.formats))
-                set_aside = writer.set_aside
-            try:
-                read = read_rows(
-                    self.number, self.scan, job, writer.write, needed, _BATCHES, set_aside
-                )
-            except InvalidValueError as error:
-                raise InvalidValueError(
-                    f"{error.fault}. Set dead_letters to a folder to store such rows there, with"
-                    " the reason. If all rows fail, correct the schema",
-                    fault=error.fault,
-                    topic=error.topic,
-                    partition=error.partition,
-                    offset=error.offset,
-                ) from None
-            return writer.completed(read)
+            return _result(self.steps(job, writer, _BATCHES))
+
+    def steps(
+        self, job: ExportJob, writer: TaskWriter, batches: BatchLimits
+    ) -> Generator[None, None, TaskReport]:
+        """Runs the task in steps: passes a batch to `writer` before each `yield`. The generator
+        returns the report of the task. Raises the errors of `run`.
+        """
+        needed, set_aside = (*_NEEDED, *writer.field_columns), None
+        if job.settings.dead_letters is not None:
+            needed += dead_letter_columns(raw=bool(job.options.formats))
+            set_aside = writer.set_aside
+        try:
+            read = yield from _read_steps(
+                self.number, self.scan, job, writer.write, needed, batches, set_aside
+            )
+        except InvalidValueError as error:
+            raise InvalidValueError(
+                f"{error.fault}. Set dead_letters to a folder to store such rows there, with"
+                " the reason. If all rows fail, correct the schema",
+                fault=error.fault,
+                topic=error.topic,
+                partition=error.partition,
+                offset=error.offset,
+            ) from None
+        return writer.completed(read)
 
 
 def new_fields_of(job: ExportJob) -> NewFields | None:
@@ -465,6 +491,29 @@ def read_rows(
         batches: Limits of a batch.
         set_aside: Called with rows that cannot be decoded. If `None`, such rows raise an error.
     """
+    return _result(_read_steps(number, scan, job, take, needed, batches, set_aside))
+
+
+def _result(steps: Generator[None, None, TaskReport]) -> TaskReport:
+    """Runs all steps of a generator, and returns its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            report: TaskReport = end.value
+            return report
+
+
+def _read_steps(
+    number: int,
+    scan: ScanTask,
+    job: ExportJob,
+    take: Callable[[pa.RecordBatch], None],
+    needed: Iterable[str],
+    batches: BatchLimits,
+    set_aside: SetAside | None,
+) -> Generator[None, None, TaskReport]:
+    """Does the work of `read_rows`, with a `yield` after each batch."""
     from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace
 
@@ -478,6 +527,7 @@ def read_rows(
     with closing(rows):
         for batch in rows:
             take(batch)
+            yield
     (metrics,) = ended
     return TaskReport(
         number=number,

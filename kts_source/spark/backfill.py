@@ -14,19 +14,21 @@ from kts_source.export.by_topic import exports_of, run_exports
 from kts_source.export.follow import follow
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
+from kts_source.export.settings import SPARK
 from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
     from kts_source.export.by_topic import TableExport
     from kts_source.export.progress import Progress
     from kts_source.export.report import BackfillReport
-    from kts_source.export.settings import ExportArguments
+    from kts_source.export.settings import ExportArguments, ExportSettings
+    from kts_source.export.tables.export_table import ExportTable
     from kts_source.export.task import ExportJob, RunnableTask
     from kts_source.export.task_writer import ExportExecutor
     from kts_source.options import Options
@@ -46,10 +48,11 @@ def backfill(
     Args:
         spark: Session that runs the tasks; `None` for local processes.
         source: Options of `spark.read.format("tiered-kafka")`.
-        target: A folder, a URL or Iceberg's `namespace.table`; `{topic}`: a table per topic.
+        target: A folder, a URL or a table's name; `{topic}`: a table per topic.
         progress: True to show the progress on stderr. Ignored with `follow`.
         topic_options: Options of single topics, by topic. In one table, only `key.*`, `value.*`.
         table_format: `parquet` (default), `delta` or `iceberg`.
+        writer: `path` (default), or `spark`: Spark appends rows to its Delta table `target`.
         partition_by: Columns, fields, or times: `hour(timestamp)`, `date(timestamp, Asia/Tokyo)`.
         transform: A picklable, deterministic function from a record batch to a record batch or
             `None`. To reject single rows, use a `kts_source.export.transforms.RowTransform`.
@@ -88,18 +91,48 @@ def backfill(
         TieredKafkaError: The source cannot be read.
     """
     exports = exports_of(source, target, topic_options, **arguments)
-    if exports[0].settings.following is not None:
-        return follow(source, exports[0].settings, _executor(spark, NO_PROGRESS))
-    shown = default_progress() if progress else NO_PROGRESS
-    return run_exports(target, exports, partial(_export, _executor(spark, shown), shown))
+    is_shown = progress and exports[0].settings.following is None
+    shown = default_progress() if is_shown else NO_PROGRESS
+    return _run(spark, source, target, exports, shown)
 
 
-def _export(executor: ExportExecutor, progress: Progress, planned: TableExport) -> BackfillReport:
-    return export(planned.source, planned.settings, executor, progress=progress)
+def _run(
+    spark: SparkSession | None,
+    source: Options,
+    target: str | os.PathLike[str],
+    exports: Sequence[TableExport],
+    progress: Progress,
+) -> BackfillReport:
+    settings = exports[0].settings
+    executor, opened = _tables(spark, progress, settings.writer)
+    if settings.following is not None:
+        return follow(source, settings, executor, opened=opened)
+    return run_exports(target, exports, partial(_export, executor, opened, progress))
 
 
-def _executor(spark: SparkSession | None, progress: Progress) -> ExportExecutor:
-    return LocalExecutor() if spark is None else SparkExecutor(spark, progress)
+def _export(
+    executor: ExportExecutor,
+    opened: Callable[[ExportSettings], ExportTable | None],
+    progress: Progress,
+    planned: TableExport,
+) -> BackfillReport:
+    settings = planned.settings
+    return export(planned.source, settings, executor, progress=progress, table=opened(settings))
+
+
+def _tables(
+    spark: SparkSession | None, progress: Progress, writer: str
+) -> tuple[ExportExecutor, Callable[[ExportSettings], ExportTable | None]]:
+    """Returns the executor of the tasks, and a function for the argument `table` of `export`."""
+    if spark is None:
+        return LocalExecutor(), lambda _settings: None
+    if writer != SPARK:
+        return SparkExecutor(spark, progress), lambda _settings: None
+    from kts_source.spark.named_delta import NamedDeltaTable
+    from kts_source.spark.row_frames import RowExecutor
+
+    executor = RowExecutor(spark, progress)
+    return executor, lambda settings: NamedDeltaTable(settings, executor)
 
 
 class SparkExecutor:

@@ -145,12 +145,27 @@ def run_tasks(
     Raises:
         TieredKafkaError: A task failed with this error.
     """
+    with tasks_in_spark(spark, tag, export_data_source(tag, tasks, job), progress):
+        rows = spark.read.format(tag).load().collect()
+    for row in rows:
+        yield row["report"]
+
+
+@contextmanager
+def tasks_in_spark(
+    spark: SparkSession, tag: str, source: type[DataSource], progress: Progress
+) -> Iterator[None]:
+    """Registers a data source while the block runs. The format has the name `tag`.
+
+    Raises:
+        TieredKafkaError: A task failed with this error.
+    """
     with without_replacement_warning(spark):
-        spark.dataSource.register(export_data_source(tag, tasks, job))
+        spark.dataSource.register(source)
     is_tagged = _add_tag(spark, tag)
     try:
         with _counted_tasks(spark, tag, progress), original_errors():
-            rows = spark.read.format(tag).load().collect()
+            yield
     except KeyboardInterrupt:
         if is_tagged:
             spark.interruptTag(tag)
@@ -162,8 +177,6 @@ def run_tasks(
         # credentials.
         with without_replacement_warning(spark):
             spark.dataSource.register(export_data_source(tag, (), None))
-    for row in rows:
-        yield row["report"]
 
 
 def _add_tag(spark: SparkSession, tag: str) -> bool:
@@ -219,15 +232,16 @@ def _completed_tasks(context: SparkContext, group: str) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-def restored_reader(job: bytes) -> ExportReader:
-    """Returns a reader with a pickled job and without tasks.
+def restored_reader(module: str, name: str, job: bytes) -> ExportReader:
+    """Returns a reader of the class `name` in `module`, with a pickled job and without tasks.
 
     Raises:
         ModuleNotFoundError: See `load`.
         WorkerMemoryError: See `explained_memory`.
     """
     with noted_errors(), explained_memory(), explained_imports():
-        return ExportReader((), pickle.loads(job))
+        reader: ExportReader = load(module, name)((), pickle.loads(job))
+        return reader
 
 
 class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
@@ -244,7 +258,11 @@ class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
     def __reduce__(self) -> tuple[object, ...]:
         # Bytes, so that errors while the worker imports the classes of the job are explained.
         content: bytes = cloudpickle.dumps(self._job)  # type: ignore[no-untyped-call]
-        return call, (__name__, restored_reader.__name__, content)
+        kind = type(self)
+        return call, (
+            *(__name__, restored_reader.__name__, kind.__module__, kind.__qualname__),
+            content,
+        )
 
     def partitions(self) -> Sequence[InputPartition]:
         """Returns one partition for each task. Partitions contain no credentials and no keys."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kts_source.export.settings import DELTA, ICEBERG
+from kts_source.errors import InvalidOptionError
+from kts_source.export.settings import DELTA, ICEBERG, SPARK
 from kts_source.libraries import require
 
 if TYPE_CHECKING:
@@ -18,7 +19,13 @@ def open_table(settings: ExportSettings) -> ExportTable:
     Raises:
         UnsupportedTargetError: The target cannot store each row exactly once.
         MissingExtraError: The library of the format is not installed.
+        InvalidOptionError: The table must be opened by a Spark session.
     """
+    if settings.writer == SPARK:
+        raise InvalidOptionError(
+            "writer='spark' needs a Spark session, as in backfill(spark, …): pass the session, or"
+            " name the path of the table and remove writer"
+        )
     if settings.table_format == DELTA:
         require("deltalake", "delta", "a Delta table")
         from kts_source.export.tables.delta import DeltaExportTable

@@ -85,6 +85,8 @@ RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where"
 _MAX_HISTORY: Final = 256
 """Number of newest versions whose commits are read to find other exports and texts of settings."""
 _UNKNOWN_EPOCH: Final = -1
+SPARK_APP_ID: Final = "kts"
+"""Key of the `txn` action in commits of `kts_source.spark.named_delta`."""
 _LOCKS: Final = "AWS_S3_LOCKING_PROVIDER"
 """Environment variable that makes delta-rs commit with locks, for stores without conditions."""
 
@@ -175,6 +177,13 @@ class DeltaExportTable(ExportTable):
         }
         if fingerprint:
             check_state_version(transactions.version("version") or 1, self._uri)
+        elif snapshot.transaction_version(SPARK_APP_ID) is not None:
+            raise ExportError(
+                "the table has rows of an export by name, whose offsets this export cannot read,"
+                " so all rows would be written again. Continue with writer='spark' and the name of"
+                " the table, or export into another table",
+                uri=self._uri,
+            )
         elif any(key.startswith(self._prefix) for key in self._committed_keys(snapshot)):
             raise ExportError(
                 f"the table has files of the export {export_id!r} but no longer records which"
@@ -459,7 +468,7 @@ _LAST_LEGACY_VERSION: Final = 5
 """Highest supported writer version without a list of features. Version 6 requires identity columns;
 from version 7 on, tables list their features.
 """
-_TXN_RETENTION: Final = "delta.setTransactionRetentionDuration"
+TXN_RETENTION: Final = "delta.setTransactionRetentionDuration"
 _ELSEWHERE: Final = "Export into another table"
 
 
@@ -474,9 +483,9 @@ def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None
             f" {_ELSEWHERE}",
             uri=uri,
         )
-    if duration := metadata.configuration.get(_TXN_RETENTION):
+    if duration := metadata.configuration.get(TXN_RETENTION):
         raise UnsupportedTargetError(
-            f"the table deletes txn actions after a time ({_TXN_RETENTION} = {duration}). They"
+            f"the table deletes txn actions after a time ({TXN_RETENTION} = {duration}). They"
             " record which offsets were exported, so the same records would be written again."
             " Unset the property",
             uri=uri,
@@ -644,7 +653,7 @@ def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | 
     restored: Mapping[str, Any] | None = None
     for entry in entries:
         is_own = _details(entry).get("exportId") == export_id
-        if restored is not None and _is_after_target(entry, restored):
+        if restored is not None and is_after_target(entry, restored):
             if is_own:
                 return (
                     f"RESTORE in version {restored.get('version')} of the table removed what"
@@ -657,7 +666,7 @@ def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | 
     return None
 
 
-def _is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> bool:
+def is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> bool:
     """Returns True if the version `entry` is newer than the version whose files the `RESTORE` in
     `restored` brought back.
     """

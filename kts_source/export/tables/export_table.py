@@ -359,6 +359,16 @@ class ExportTable(ABC):
             uri=self._uri,
         )
 
+    def discard(self, files: Iterable[WrittenFile]) -> None:
+        """Deletes files of tasks that run again."""
+        for file in files:
+            self._target.delete(file.key)
+
+    def written(self, commits: Iterable[Commit]) -> tuple[int, int]:
+        """Returns the number of data files that commits of this object added, and their bytes."""
+        sizes = [file.size for commit in commits for file in commit.files]
+        return len(sizes), sum(sizes)
+
     def orphans(self) -> list[ObjectInfo]:
         """Lists files in the export's folders that belong to no commit. Failed attempts have left
         them, or active runs are writing them.

@@ -25,6 +25,7 @@ from kts_source.export.settings import (
     ExportSettings,
     Following,
     export_settings,
+    name_parts,
 )
 from kts_source.export.task import ExportJob, WriteTarget
 from kts_source.options import parse_options
@@ -33,6 +34,7 @@ from kts_source.secret import Secret
 # These arguments are public: do not remove them or change their defaults.
 ARGUMENTS = {
     "table_format": "parquet",
+    "writer": "path",
     "partition_by": (),
     "transform": None,
     "sort_within_files": (),
@@ -81,7 +83,7 @@ def test_help_lists_every_argument() -> None:
     for name in ("spark", "source", "target", "progress", *ARGUMENTS):
         assert f"\n    {name}: " in text, name
     options = {option.name for option in all_commands()["export"].params}
-    in_python_only = {"transform", "target_options", "resume"}
+    in_python_only = {"transform", "target_options", "resume", "writer"}
     assert set(ARGUMENTS) - in_python_only <= options
 
 
@@ -97,6 +99,7 @@ def test_error_names_unknown_argument() -> None:
     ("arguments", "match"),
     [
         ({"table_format": "orc"}, "table_format must be one of"),
+        ({"writer": "flink"}, "writer must be one of"),
         ({"compression": "brotli"}, "compression must be one of"),
         ({"commit_bytes": 0}, "commit_bytes must be positive"),
         ({"partition_by": "topic"}, "partition_by must be a list"),
@@ -112,6 +115,50 @@ def test_error_names_unknown_argument() -> None:
 def test_invalid_settings_are_refused(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidOptionError, match=match):
         export_settings("/t", **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"transform": str},
+        {"sort_within_files": ["key"]},
+        {"compression": "gzip"},
+        {"target_file_bytes": 1},
+        {"replay": True, "dead_letters": "/letters"},
+        {"compact": True},
+        {"schema_evolution": "add"},
+        {"verify": True},
+    ],
+)
+def test_arguments_that_need_files_are_refused_with_writer_spark(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError, match=f"{next(iter(arguments))} is not supported"):
+        export_settings("main.shop.orders", writer="spark", **arguments)
+
+
+@pytest.mark.parametrize(
+    "target", ["orders", "s3://bucket/t", "/lake/t", "a..b", ".a.b", "a.b.", "a.`/b`", "a.b c", ""]
+)
+def test_path_is_refused_as_name_of_a_table(target: str) -> None:
+    with pytest.raises(InvalidOptionError, match="must be the name of a table"):
+        export_settings(target, writer="spark")
+
+
+def test_name_of_a_table_is_split_at_dots_outside_of_backquotes() -> None:
+    assert name_parts("main.shop.orders") == ("main", "shop", "orders")
+    assert name_parts("`my-catalog`.shop.`orders.v2`") == ("my-catalog", "shop", "orders.v2")
+
+
+def test_table_by_name_without_spark_is_refused() -> None:
+    source = {"path": "/t", "subscribe": "t"}
+    with pytest.raises(InvalidOptionError, match="needs a Spark session"):
+        backfill(None, source=source, target="shop.orders", writer="spark", progress=False)
+    assert export_settings("shop.orders", writer="spark").table_format == "delta"
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "iceberg"])
+def test_writer_spark_is_refused_for_other_formats(table_format: str) -> None:
+    with pytest.raises(InvalidOptionError, match="writes Delta tables only"):
+        export_settings("shop.orders", writer="spark", table_format=table_format)
 
 
 def test_export_job_contains_no_catalog_credentials() -> None:
