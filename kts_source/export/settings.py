@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass, field, fields
@@ -9,7 +10,6 @@ from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from kts_source.errors import InvalidOptionError
-from kts_source.export.catalog_options import storage_of_catalog
 from kts_source.export.partitioning import (
     AS_IS,
     CHECKED,
@@ -28,7 +28,7 @@ from kts_source.store.open_store import (
     scheme_of,
     storage_of_other_path,
 )
-from kts_source.store.storage_options import storage_options_from
+from kts_source.store.storage_options import S3_OPTIONS, STORAGE_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -257,6 +257,36 @@ def _check_choices(settings: ExportSettings, tombstones: str) -> None:
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
+_CATALOG_ARGUMENTS: Final = {
+    "adls.account-name": "account_name",
+    "adls.account-key": "account_key",
+    "adls.sas-token": "sas_token",
+    "adls.connection-string": "connection_string",
+    "adls.tenant-id": "tenant_id",
+    "adls.client-id": "client_id",
+    "adls.client-secret": "client_secret",
+    "adls.account-host": "account_host",
+    "gcs.project-id": "project",
+    "gcs.oauth2.token": "token",
+    "gcs.service.host": "endpoint_url",
+}
+
+
+def _storage_of_catalog(properties: Mapping[str, str]) -> dict[str, str]:
+    """Returns the storage options that the properties of a PyIceberg catalog contain.
+
+    The names `s3.*` are the same. For Azure and Google, PyIceberg has properties of its own, and
+    `storageOptions` contains arguments of adlfs and gcsfs.
+    """
+    options = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
+    arguments = {
+        argument: properties[name]
+        for name, argument in _CATALOG_ARGUMENTS.items()
+        if name in properties
+    }
+    return {**options, STORAGE_OPTIONS: json.dumps(arguments)} if arguments else options
+
+
 def _storage(
     target: str,
     target_options: Options | None,
@@ -267,7 +297,7 @@ def _storage(
     catalog's properties, else those of the source that also apply to the target.
     """
     if target_options is None:
-        target_options = storage_of_catalog(catalog) or None
+        target_options = _storage_of_catalog(catalog) or None
     if target_options is not None:
         return storage_options_from(option_texts(target_options))
     storage = storage_options_from(option_texts(source))

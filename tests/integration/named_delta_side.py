@@ -327,7 +327,7 @@ def scenario_follow_and_dry_run(world: World) -> dict[str, Any]:
         settings,
         executor,
         opened=lambda each: NamedDeltaTable(each, executor),
-        on_round=lambda metrics: rounds.append(metrics.rows),
+        on_round=lambda metrics, _total: rounds.append(metrics.rows),
         pause=pause,
     )
     return {
