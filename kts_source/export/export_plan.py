@@ -306,8 +306,15 @@ def check_rollback(options: ScanOptions, state: TableState) -> None:
         " that the export committed, or export into another table"
     )
     if options.fail_on_data_loss:
-        raise DataLossError(f"{text}; failOnDataLoss=false continues without these rows")
-    log.warning("%s; continuing without these rows", text)
+        raise DataLossError(
+            f"{text}; failOnDataLoss=false continues without these rows: set it until a run has"
+            " written new rows"
+        )
+    log.warning(
+        "%s; continuing without these rows. Keep failOnDataLoss=false until a run has written new"
+        " rows",
+        text,
+    )
 
 
 def check_logs(
@@ -397,13 +404,14 @@ def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: st
     owner = "another topic id" if before.isdigit() else before
     text = (
         f"topic {topic} was created again: the table has records of {owner}, but the topic has id"
-        f" {topic_id} now. Records of the earlier topic that were not exported can no longer be"
-        " read"
+        f" {topic_id} now. Records of the earlier topic that were not exported are not read"
     )
     if options.fail_on_data_loss:
         raise DataLossError(
-            f"{text}. Export into another table. To add records of the new topic to this table, set"
-            " option topicId to the new id, or failOnDataLoss=false",
+            f"{text}. If the log line 'reading topic id' names the earlier id, the tier still has"
+            " such records: first run once with topicId set to that id. Then export into another"
+            " table, or add the records of the new topic to this table: set topicId to the new id,"
+            " or failOnDataLoss=false",
             topic=topic,
         )
     log.warning("%s", text)

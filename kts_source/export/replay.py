@@ -25,6 +25,7 @@ from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport
 from kts_source.export.task_writer import TaskWriter, dead_letter_columns
 from kts_source.predicate.model import split_by_fields
 from kts_source.read.read_settings import read_schema
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -112,7 +113,8 @@ def replay_tasks(
     """Returns a task for each file of dead letters that must be replayed into a table. Moves files
     that were already replayed to `_kts/replayed/`.
 
-    Skips files of other tables and of topics that the options do not select.
+    Skips files of other tables and of topics that the options do not select. Logs a warning if the
+    folder has no file of this table.
 
     Raises:
         ExportError: The table does not contain the offset of a dead letter, or two files contain
@@ -122,16 +124,16 @@ def replay_tasks(
     tasks: list[ReplayTask] = []
     seen: dict[tuple[str, int, int], str] = {}
     with closing(open_target(settings.dead_letters, settings.storage)) as store:
+        entries = list(store.list_objects(""))
         files = [
-            DataFile(entry.key, entry.size, {})
-            for entry in store.list_objects("")
-            if _NAME.fullmatch(entry.key)
+            DataFile(entry.key, entry.size, {}) for entry in entries if _NAME.fullmatch(entry.key)
         ]
         _move(store, (file for file in files if state.is_replayed(file.key)))
+        others: set[str] = set()
         for file in sorted(files, key=lambda file: file.key):
             if state.is_replayed(file.key):
                 continue
-            rows = _locations(store, file, settings, options)
+            rows = _locations(store, file, settings, options, others)
             for row in rows:
                 _check_row(row, state, store.uri(file.key))
                 key = row[TOPIC_ID], row[PARTITION], row[OFFSET]
@@ -146,23 +148,55 @@ def replay_tasks(
             if rows:
                 topic_ids = {(row[TOPIC], row[PARTITION]): row[TOPIC_ID] for row in rows}
                 tasks.append(ReplayTask(len(tasks), file, topic_ids))
+        names = (entry.key.rpartition("/")[2] for entry in entries)
+        if not tasks and (others or not any(map(state.is_replayed, names))):
+            _warn_nothing_found(store.uri(""), settings, others)
     return tasks
 
 
+def _warn_nothing_found(folder: str, settings: ExportSettings, others: set[str]) -> None:
+    """Logs that there is nothing to replay. `others` are the owners of files in the folder."""
+    table = _owner_text(settings.target, settings.export_id)
+    if others:
+        log.warning(
+            "nothing is replayed: %s has no dead letters of %s, but of %s. If this is the same"
+            " table, write the target as the export did",
+            folder,
+            table,
+            some(sorted(others)),
+        )
+    else:
+        log.warning(
+            "nothing is replayed: %s has no dead letters of the selected topics for %s. Check"
+            " dead_letters and the topics",
+            folder,
+            table,
+        )
+
+
+def _owner_text(target: str, export_id: str) -> str:
+    return f"{target} (export_id {export_id})"
+
+
 def _locations(
-    store: TargetStore, file: DataFile, settings: ExportSettings, options: ScanOptions
+    store: TargetStore,
+    file: DataFile,
+    settings: ExportSettings,
+    options: ScanOptions,
+    others: set[str],
 ) -> list[dict[str, Any]]:
     """Returns topic, partition and offset of each row of a file. Returns no rows if the file
-    belongs to another table, or if the options select none of its topics. Raises `ExportError` if
-    the options select only some of its topics.
+    belongs to another table, which is added to `others`, or if the options select none of its
+    topics. Raises `ExportError` if the options select only some of its topics.
     """
     with open_parquet(store, file) as parquet:
         if not {*_OWNER, *_LOCATION} <= {*parquet.schema_arrow.names}:
             log.warning("%s is not replayed: it does not name its table", store.uri(file.key))
             return []
         rows: list[dict[str, Any]] = parquet.read([*_OWNER, *_LOCATION]).to_pylist()
-    owner = settings.target, settings.export_id
-    if any(tuple(row[name] for name in _OWNER) != owner for row in rows):
+    owners = {tuple(row[name] for name in _OWNER) for row in rows}
+    if foreign := owners - {(settings.target, settings.export_id)}:
+        others.update(_owner_text(*owner) for owner in foreign)
         log.info("%s is not replayed: it belongs to another table", store.uri(file.key))
         return []
     topics = {row[TOPIC] for row in rows}

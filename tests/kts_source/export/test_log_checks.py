@@ -161,6 +161,24 @@ def test_export_of_recreated_topic_raises(lake: Lake, tmp_path: Path) -> None:
     assert lake.export(second.options).commits == 0
 
 
+def test_remaining_records_of_the_earlier_topic_are_exported_with_its_topic_id(
+    lake: Lake, tmp_path: Path
+) -> None:
+    first = Elections(tmp_path / "tier")
+    first.upload((1, "old", 0, 10))
+    lake.export(first.options)
+    first.upload((1, "old", 0, 10), (1, "old", 10, 17), only=1)
+    second = Elections(tmp_path / "tier")
+    second._uploads = 5
+    second.upload((1, "new", 0, 5))
+    with pytest.raises(DataLossError, match=r"first run once with topicId set to that id"):
+        lake.export(second.options)
+    assert ranges(lake.export({**second.options, "topicId": first.topic_id})) == [(10, 17)]
+    assert ranges(lake.export({**second.options, "topicId": second.topic_id})) == [(0, 5)]
+    assert lake.read().num_rows == 22
+    assert lake.export(second.options).commits == 0
+
+
 def test_export_of_recreated_topic_succeeds_if_loss_is_allowed(lake: Lake, tmp_path: Path) -> None:
     Elections(tmp_path / "tier").upload((1, "old", 0, 10))
     options = Elections(tmp_path / "tier").options
@@ -247,7 +265,9 @@ def roll_back(lake: Lake, version: int) -> None:
 
 
 @pytest.mark.parametrize("table_format", TABLES)
-def test_export_into_rolled_back_table_raises(table_format: str, tmp_path: Path) -> None:
+def test_export_into_rolled_back_table_raises(
+    table_format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lake = Lake(tmp_path, table_format)
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -257,7 +277,9 @@ def test_export_into_rolled_back_table_raises(table_format: str, tmp_path: Path)
         with pytest.raises(DataLossError, match="no longer has"):
             lake.export(options)
     assert table_offsets(lake) == list(range(10))
+    caplog.clear()
     assert ranges(lake.export(tier.options(failOnDataLoss="false"))) == [(20, 30)]
+    assert "Keep failOnDataLoss=false until a run has written new rows" in caplog.text
     assert table_offsets(lake) == [*range(10), *range(20, 30)]
     assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
 

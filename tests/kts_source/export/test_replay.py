@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from kts_source import backfill
 from kts_source.cli.app import main
 from kts_source.errors import (
     CommitConflictError,
@@ -198,6 +200,47 @@ def test_replay_skips_dead_letters_of_other_tables(exports: Exports, tmp_path: P
     assert exports.rejected() == sorted(BAD)
     assert other.export(exports.tier, **exports.arguments, replay=True).rows == 3
     assert exports.rejected() == []
+
+
+def replay_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "kts_source.export.replay"]
+
+
+def test_replay_warns_if_the_folder_has_only_files_of_another_spelling_of_the_target(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exports = Exports(Lake(tmp_path, "delta"))
+    exports.run()
+    with caplog.at_level(logging.WARNING, "kts_source.export.replay"):
+        report = backfill(
+            None,
+            source=exports.tier,
+            target=f"file://{exports.lake.target}",
+            table_format="delta",
+            replay=True,
+            progress=False,
+            **exports.arguments,
+        )
+    assert report.replayed == 0
+    (text,) = replay_warnings(caplog)
+    assert f"no dead letters of file://{exports.lake.target} (export_id kts)" in text
+    assert f"but of {exports.lake.target} (export_id kts)" in text
+
+
+def test_replay_warns_about_a_folder_without_dead_letters_until_they_are_replayed(
+    exports: Exports, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exports.run()
+    exports.correct()
+    with caplog.at_level(logging.WARNING, "kts_source.export.replay"):
+        exports.run(replay=True, dead_letters=str(tmp_path / "misspelled"))
+        (text,) = replay_warnings(caplog)
+        assert "misspelled" in text
+        assert "has no dead letters" in text
+        caplog.clear()
+        assert exports.run(replay=True).replayed == 2
+        assert exports.run(replay=True).replayed == 0
+    assert replay_warnings(caplog) == []
 
 
 def test_copied_dead_letters_are_refused(exports: Exports) -> None:
