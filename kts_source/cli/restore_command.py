@@ -37,8 +37,7 @@ class _Restore(click.Group):
         try:
             return super().invoke(ctx)
         except BrokerUnavailableError as error:
-            problem, _, _ = error.message.partition(" If the cluster no longer exists")
-            raise BrokerUnavailableError(_with_flag(problem.rstrip("."))) from error
+            raise BrokerUnavailableError(_with_flag(error.message)) from error
 
 
 def _with_flag(message: str) -> str:
