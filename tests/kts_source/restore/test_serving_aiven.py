@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from kts_source import scan
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import CorruptSegmentError, InvalidOptionError
 from kts_source.restore import serving
 from kts_source.restore.committing import status_restore
 from segment_format.kafka_uuid import uuid_to_text
@@ -198,6 +198,17 @@ def test_write_over_another_manifest_is_rejected(
         cluster.write(small_tier, target=cluster.target)
     assert (folder / manifest.name).read_bytes() == b"{}"
     assert finished_segments(cluster, NAME) == []
+
+
+def test_manifest_above_the_size_limit_is_not_copied(
+    small_tier: dict[str, str], tmp_path: Path, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _objects(tmp_path / "tier")
+    cluster.plan(small_tier, rename={"orders": NAME}, zero_copy=True)
+    monkeypatch.setattr(serving, "MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(CorruptSegmentError, match="may have at most 100 bytes"):
+        cluster.write(small_tier, target=cluster.target)
+    assert _objects(tmp_path / "tier") == before
 
 
 class _CrashError(Exception):
