@@ -57,6 +57,7 @@ http {{
   ssl_certificate_key {certificate};
   ssl_session_cache shared:tls:10m;
   ssl_buffer_size 16k;
+  ssl_protocols TLSv1.2 TLSv1.3;
   upstream s3 {{ server 127.0.0.1:{upstream}; keepalive 32; }}
   server {{
     listen 127.0.0.1:{plain};

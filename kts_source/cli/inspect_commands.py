@@ -203,6 +203,8 @@ _CONFIGS: Final = (
     "max.message.bytes",
     "message.timestamp.type",
     "min.insync.replicas",
+    "remote.copy.lag.bytes",
+    "remote.copy.lag.ms",
     "remote.storage.enable",
     "retention.bytes",
     "retention.ms",

@@ -41,6 +41,11 @@ T = TypeVar("T")
 # More concurrent decryptions take more CPU: each thread waits for the GIL after every record.
 _MAX_DECRYPTING: Final = 2
 _MAX_DECRYPTED_BYTES: Final = 1 << 20
+# A thread that wakes up for every packet takes more CPU than one that waits for a MiB.
+_WAKE_BYTES: Final = 1 << 20
+_WAKE_SECONDS: Final = 0.2
+# OpenSSL may hold the beginning of a TLS record, which the kernel no longer counts.
+_MAX_RECORD_BYTES: Final = 17 << 10
 _FAILURES: Final = (OSError, http.client.HTTPException, TransientError)
 # Servers and gateways close idle connections, some without notice.
 _IDLE_SECONDS: Final = 20.0
@@ -390,6 +395,8 @@ class _RawStream(io.RawIOBase):
         # Keeps the socket open if `http.client` closes it before the response is read.
         self._reference = sock.makefile("rb", buffering=0)
         self._timeout = sock.gettimeout()
+        self._wake_bytes = 1
+        self._is_fast = True
         sock.setblocking(False)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
@@ -406,8 +413,21 @@ class _RawStream(io.RawIOBase):
             seconds = self._attempt.next_timeout()
             with suppress(BlockingIOError, ssl.SSLWantReadError):
                 return read(view)
-            if not wait_for_read(self._sock, seconds):
+            # `len(view)` bytes follow if the response is complete: `_Stream` reads no further.
+            self._wake_at(len(view) - _MAX_RECORD_BYTES if self._is_fast else 1)
+            if self._wake_bytes > 1:
+                self._is_fast = wait_for_read(self._sock, min(seconds, _WAKE_SECONDS))
+            elif not wait_for_read(self._sock, seconds):
                 raise TimeoutError(f"the server was silent for {seconds:.3g} s")
+
+    def _wake_at(self, size: int) -> None:
+        """Sets how many bytes the kernel must have received before a wait for them ends. The end of
+        the connection ends it, too.
+        """
+        size = max(min(size, _WAKE_BYTES), 1)
+        if size != self._wake_bytes:
+            self._wake_bytes = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _decrypt(self, view: Any) -> int:  # noqa: ANN401
         """Decrypts all complete TLS records that have arrived, writes the bytes to `view`, and
@@ -427,6 +447,8 @@ class _RawStream(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
+            with suppress(OSError):  # the socket is closed
+                self._wake_at(1)
             self._sock.settimeout(self._timeout)
             self._reference.close()
         super().close()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from urllib3.connection import HTTPConnection
+from urllib3.util import wait_for_read
 
 from kts_source.secret import Secret
 from kts_source.store import http_client
@@ -174,6 +175,97 @@ def test_truncated_response_returns_only_the_received_bytes(
     else:
         with serving(serve) as server:
             assert ask(client_of(server)) == BODY[:99_999]
+
+
+def _in_pieces(size: int, seconds: float) -> Callable[[Server, socket.socket], object]:
+    """Returns a function that sends the body in pieces of `size` bytes, with pauses."""
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        while server.request(sock):
+            sock.sendall(ANSWER)
+            for start in range(0, len(BODY), size):
+                sock.sendall(BODY[start : start + size])
+                time.sleep(seconds)
+
+    return serve
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_body_from_a_fast_server_is_read_with_few_wakeups(
+    tmp_path: Path, is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+
+    def count(sock: socket.socket, timeout: float) -> bool:
+        waits.append(timeout)
+        return wait_for_read(sock, timeout)
+
+    monkeypatch.setattr(http_client, "wait_for_read", count)
+    monkeypatch.setattr(http_client, "_WAKE_SECONDS", 5.0)
+    serve = _in_pieces(8192, 0.001)  # 128 pieces
+    if is_encrypted:
+        with serving_encrypted(tmp_path, serve) as (_, settings):
+            assert ask(HttpClient(settings)) == BODY
+    else:
+        with serving(serve) as server:
+            assert ask(client_of(server)) == BODY
+    assert 1 <= len(waits) <= 12
+
+
+def test_late_unsolicited_bytes_after_a_body_close_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last wait for the body was for many bytes, so a check for a few must reset that."""
+    monkeypatch.setattr(http_client, "_MAX_RECORD_BYTES", 0)
+    monkeypatch.setattr(http_client, "_WAKE_SECONDS", 5.0)
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        while server.request(sock):
+            sock.sendall(ANSWER + BODY[:500_000])
+            time.sleep(0.1)
+            sock.sendall(BODY[500_000:])
+            time.sleep(0.1)
+            sock.sendall(OTHER)
+
+    with serving(serve) as server:
+        client = client_of(server)
+        for number in range(2):
+            assert ask(client) == BODY
+            assert server.connections == number + 1
+            time.sleep(0.3)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("size", [30_000, 300_000])
+def test_body_from_a_slow_server_is_read(tmp_path: Path, size: int, is_encrypted: bool) -> None:
+    """The read timeout applies to the time without any byte, not to the time per MiB."""
+    serve = _in_pieces(size, 0.02 if size == 30_000 else 0.4)
+    if is_encrypted:
+        with serving_encrypted(tmp_path, serve) as (_, settings):
+            client = HttpClient(replace(settings, read_seconds=0.6))
+            assert [ask(client), ask(client)] == [BODY, BODY]
+    else:
+        with serving(serve) as server:
+            client = client_of(server, read_seconds=0.6)
+            assert [ask(client), ask(client)] == [BODY, BODY]
+            assert server.connections == 1
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_body_that_stops_raises_timeout_error(tmp_path: Path, is_encrypted: bool) -> None:
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(ANSWER + BODY[:400_000])
+        sock.recv(1)
+
+    if is_encrypted:
+        with serving_encrypted(tmp_path, serve) as (_, settings):
+            client = HttpClient(replace(settings, read_seconds=0.3))
+            with pytest.raises(TimeoutError, match="silent for"):
+                ask(client)
+    else:
+        with serving(serve) as server, pytest.raises(TimeoutError, match="silent for"):
+            ask(client_of(server, read_seconds=0.3))
 
 
 def test_connection_refused_is_reported() -> None:
