@@ -39,7 +39,8 @@ class TieredKafkaError(Exception):
 
     Attributes:
         retriable: True if the same call may succeed when it is repeated later.
-        message: The error text without the location.
+        message: The error text without advice and location.
+        advice: Advice for scans, which other callers leave out. It follows the message in the text.
         topic: Topic, if known.
         partition: Partition number, if known.
         offset: Kafka offset of the record, if known.
@@ -49,6 +50,7 @@ class TieredKafkaError(Exception):
     """
 
     retriable: ClassVar[bool] = False
+    advice: str = ""
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
@@ -67,7 +69,8 @@ class TieredKafkaError(Exception):
         where = [f"{label} {value}" for label, value in facts if value is not None]
         # Control characters are escaped, because object names come from other systems, and
         # terminals and logs show this text.
-        return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
+        text = f"{self.message}{self.advice}"
+        return printable(f"{text} [{', '.join(where)}]" if where else text)
 
     def located(self, **location: Unpack[ErrorLocation]) -> Self:
         """Returns a copy of the error with a location. Keeps those parts of the location that the
@@ -78,6 +81,10 @@ class TieredKafkaError(Exception):
     def extended(self, text: str) -> Self:
         """Returns a copy of the error with `text` appended to its message."""
         return self._changed({"message": f"{self.message}{text}"})
+
+    def advising(self, text: str) -> Self:
+        """Returns a copy of the error with the attribute `advice`."""
+        return self._changed({"advice": text})
 
     def in_span(self, span: object, **location: Unpack[ErrorLocation]) -> Self:
         """Returns a copy of the error with the attribute `span`. Keeps an existing `span`."""

@@ -181,12 +181,11 @@ def check_partition(
     first, second = before.logs.get(key), after.logs.get(key)
     if first is None and second is None:
         text = "the cluster does not have the partition, or does not show it"
-        return [partition.finding("other-topic-id", None, None, sorted(partition.sizes), text)]
+        return _other_topic_id(partition, text)
     if first is None or second is None or first.topic_id != second.topic_id:
         return []  # the topic was created or deleted in the meantime
     if second.topic_id != partition.topic_id:
-        text = f"the cluster has topic id {second.topic_id}"
-        return [partition.finding("other-topic-id", None, None, sorted(partition.sizes), text)]
+        return _other_topic_id(partition, f"the cluster has topic id {second.topic_id}")
     differences = [
         *_check_segments(partition, before.named[key], after.named[key], old_ms),
         *_check_branches(partition, before, after),
@@ -206,6 +205,13 @@ def check_partition(
         if (finding.name, finding.start) not in reported
         and not (finding.name == "named-not-there" and finding.start in lost)
     ]
+
+
+def _other_topic_id(partition: PartitionObjects, text: str) -> list[Finding]:
+    keys = partition.unused
+    if not keys and partition.sizes:
+        return []  # another topic uses all objects
+    return [partition.finding("other-topic-id", None, None, keys, text)]
 
 
 def without_deleted(

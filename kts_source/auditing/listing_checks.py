@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kts_source.auditing.report import Finding
+from kts_source.layout.aiven import INDEXES_SUFFIX, LOG_SUFFIX
+from kts_source.layout.layout import Orphan
 from kts_source.planning.estimate import ARCHIVE_CLASSES, DEFAULT_CLASS, monthly_cost
+from segment_format.manifest.object_names import SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-    from kts_source.layout.layout import Orphan, SegmentEntry
+    from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
     from kts_source.planning.lineage import Hole
     from kts_source.planning.segment_catalog import ListedPartition
-    from kts_source.store.object_store import ObjectInfo
+    from kts_source.store.object_store import ObjectInfo, ObjectStore
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class PartitionObjects:
     Attributes:
         entries: The complete segments.
         orphans: Objects that are not part of a complete segment.
+        used: Keys of objects that a topic with another id uses, see `with_sources`.
     """
 
     topic: str
@@ -34,6 +38,7 @@ class PartitionObjects:
     partition: int
     entries: tuple[SegmentEntry, ...]
     orphans: tuple[Orphan, ...]
+    used: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, partition: ListedPartition) -> PartitionObjects:
@@ -57,6 +62,21 @@ class PartitionObjects:
         objects of a topic id may be copied to a topic of another name.
         """
         return f"{self.topic}-{self.topic_id}/{self.partition}"
+
+    def with_used(self, keys: Set[str]) -> PartitionObjects:
+        """Returns the same objects with the attribute `used`, from the keys of the whole tier. Used
+        objects are no orphans of this topic id, unless its own manifest refers to a lost object.
+        """
+        used = frozenset(keys & self.sizes.keys())
+        if not used:
+            return self
+        orphans = [o for o in self.orphans if o.described is not None or not used >= {*o.keys}]
+        return replace(self, used=used, orphans=tuple(orphans))
+
+    @property
+    def unused(self) -> list[str]:
+        """Keys of the objects that no topic with another id uses, in order."""
+        return sorted(self.sizes.keys() - self.used)
 
     @property
     def stored_bytes(self) -> int:
@@ -110,6 +130,55 @@ class PartitionObjects:
         return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
 
 
+def with_sources(partition: ListedPartition, store: ObjectStore) -> PartitionObjects:
+    """Returns the objects of a listed partition, and the logs and indexes in other folders that its
+    manifests refer to. A restore with zero copy uses these objects of the old topic id in place.
+
+    Raises:
+        StoreError: A request to the store failed.
+    """
+    objects = PartitionObjects.of(partition)
+    numbers = [n for n, entry in enumerate(partition.entries) if entry.object(LOG_SUFFIX) is None]
+    sources = {
+        segment.segment_id: segment.objects.log.key.removesuffix(LOG_SUFFIX)
+        for segment in partition.described(numbers)
+        if not segment.objects.log.key.startswith(partition.folder.folder)
+    }
+    if not sources:
+        return objects
+    folders = {stem.rpartition("/")[0] for stem in sources.values()}
+    infos = {info.key: info for folder in folders for info in store.list_objects(f"{folder}/")}
+    entries, orphans = [], [*objects.orphans]
+    for entry in objects.entries:
+        stem = sources.get(entry.segment_id)
+        if stem is None:
+            entries.append(entry)
+            continue
+        keys = {suffix: stem + suffix for suffix in (LOG_SUFFIX, INDEXES_SUFFIX)}
+        found = {suffix: infos[key] for suffix, key in keys.items() if key in infos}
+        whole = replace(entry, objects=tuple(sorted({**dict(entry.objects), **found}.items())))
+        if missing := [key for suffix, key in keys.items() if suffix not in found]:
+            reason = f"its manifest refers to {', '.join(missing)}, which does not exist"
+            sizes = tuple(info.size for _, info in whole.objects)
+            orphans.append(Orphan(keys_of(whole), reason, entry.base_offset, whole, sizes=sizes))
+        else:
+            entries.append(whole)
+    return replace(objects, entries=tuple(entries), orphans=tuple(orphans))
+
+
+def used_keys(partitions: Iterable[PartitionObjects]) -> set[str]:
+    """Returns the keys of all objects of segments that have objects in several folders."""
+    keys: set[str] = set()
+    for partition in partitions:
+        for entry in (*partition.entries, *(o.described for o in partition.orphans if o.described)):
+            own = entry.described_by.rpartition("/")[0]
+            stems = (key.rpartition(".")[0] for key in keys_of(entry))
+            for stem in stems:
+                if stem.rpartition("/")[0] != own:
+                    keys |= {f"{stem}.{suffix}" for suffix in SUFFIXES}
+    return keys
+
+
 def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
     """Returns the keys of a segment's objects."""
     return tuple(info.key for _, info in entry.objects)
@@ -122,15 +191,14 @@ def is_archived(info: ObjectInfo | ObjectRef) -> bool:
 
 def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
     """Returns one finding about all objects of a partition whose topic id is not `chosen`, the id
-    that readers use. Returns no finding if there are no objects.
+    that readers use. Returns no finding if there are no objects, or if another topic uses them all.
     """
-    if not partition.sizes:
-        return []
-    text = (
-        f"{len(partition.sizes)} objects have topic id {partition.topic_id}; readers use {chosen}"
-    )
+    count = len(partition.unused)
+    text = f"{count} objects have topic id {partition.topic_id}; readers use {chosen}"
     first = min((entry.base_offset for entry in partition.entries), default=None)
-    return [partition.finding("other-topic-id", first, None, sorted(partition.sizes), text)]
+    return (
+        [partition.finding("other-topic-id", first, None, partition.unused, text)] if count else []
+    )
 
 
 def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:

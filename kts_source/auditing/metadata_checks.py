@@ -19,7 +19,7 @@ from kts_source.errors import (
     TruncatedObjectError,
     UnknownKeyError,
 )
-from kts_source.layout.aiven import INDEXES_SUFFIX, LOG_SUFFIX, AivenLayout, segment_of
+from kts_source.layout.aiven import INDEXES_SUFFIX, LOG_SUFFIX, AivenLayout, is_copied, segment_of
 from kts_source.layout.remote_segment import IndexType, epochs_between
 from kts_source.planning.isolation import decide
 from kts_source.planning.lineage import (
@@ -153,9 +153,9 @@ def _check_manifest(
 
 def _identity_difference(entry: SegmentEntry, manifest: SegmentManifest) -> str:
     """Describes how the contents of a manifest contradict the name of its object. Returns "" if
-    they agree.
+    they agree, or if a restore with zero copy copied the manifest from another topic id.
     """
-    if manifest.metadata is None:
+    if manifest.metadata is None or is_copied(entry, manifest.metadata):
         return ""
     segment_id = manifest.metadata.segment_id
     partition = segment_id.topic_id_partition

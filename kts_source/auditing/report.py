@@ -117,7 +117,8 @@ _TABLE: Final[dict[tuple[str, Severity], dict[str, str | tuple[str, str]]]] = {
         "other-topic-id": (
             "Objects belong to an older topic of the same name, which was deleted and created"
             " again.",
-            "Delete them if the cluster does not know the topic id. To read them, set topicId.",
+            "Delete them if the cluster does not know the topic id, and no topic that was restored"
+            " with zero copy uses them. To read them, set topicId.",
         ),
         "duplicate-upload": (
             "A segment was uploaded more than once. Readers use one of the copies.",

@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
-from kts_source.auditing.listing_checks import PartitionObjects, check_topic_id
+from kts_source.auditing.listing_checks import (
+    PartitionObjects,
+    check_topic_id,
+    used_keys,
+    with_sources,
+)
 from kts_source.auditing.partition import PartitionAudit
 from kts_source.auditing.report import (
     BYTES,
@@ -27,6 +32,7 @@ from kts_source.auditing.report import (
 )
 from kts_source.auditing.state import NO_STATE, AuditState, PartitionState, open_to_append
 from kts_source.errors import InvalidOptionError, StoreError
+from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import options_of
 from kts_source.planning.planner import paused_collector
@@ -345,21 +351,34 @@ def _list_partitions(
     describing, pool = pools
     catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
     findings: list[Finding] = []
-    partitions: list[ListedPartition] = []
+    partitions: list[PartitionObjects] = []
     topics = [
         discover_topic(tolerant, topic, folders, catalog, pool)
         for topic, folders in sorted(incarnations(options, catalog, in_cluster).items())
     ]
     if not in_cluster:
         check_partitions(options, topics, catalog)
+    others: list[tuple[PartitionObjects, str]] = []
     for listed in topics:
-        partitions += listed.partitions
-        for other in listed.others:
-            if other.topic_id != listed.topic_id:
-                findings += check_topic_id(PartitionObjects.of(other), listed.topic_id)
-            elif other.orphans:
-                partitions.append(other)
-    return [PartitionObjects.of(partition) for partition in partitions], findings
+        for each in (*listed.partitions, *listed.others):
+            partition = _objects_of(each, tier.store, layout)
+            if each.topic_id == listed.topic_id:
+                if partition.entries or partition.orphans:
+                    partitions.append(partition)
+            elif used_keys([partition]):  # restored with zero copy, and nothing uploaded since then
+                partitions.append(partition)
+            else:
+                others.append((partition, listed.topic_id))
+    used = used_keys(partitions)
+    for partition, chosen in others:
+        findings += check_topic_id(partition.with_used(used), chosen)
+    return [partition.with_used(used) for partition in partitions], findings
+
+
+def _objects_of(partition: ListedPartition, store: ObjectStore, layout: Layout) -> PartitionObjects:
+    if isinstance(layout, AivenLayout):
+        return with_sources(partition, store)
+    return PartitionObjects.of(partition)
 
 
 def _audit_in_this_process(

@@ -660,8 +660,10 @@ class Cluster:
                 pause()
         raise BrokerUnavailableError(
             f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failures))}."
-            " Check the addresses and the network. If the cluster no longer exists, a scan without"
-            " this option reads only the tier; a stream with a checkpoint must keep the option"
+            " Check the addresses and the network"
+        ).advising(
+            ". If the cluster no longer exists, a scan without this option reads only the tier; a"
+            " stream with a checkpoint must keep the option"
         )
 
 

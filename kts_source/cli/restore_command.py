@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.cli.flags import Command, flag
+from kts_source.cli.flags import SERVERS, Command, flag
 from kts_source.cli.output import check_output, echo_printable, print_json, write_atomically
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.errors import BrokerUnavailableError, InvalidOptionError
@@ -37,8 +37,7 @@ class _Restore(click.Group):
         try:
             return super().invoke(ctx)
         except BrokerUnavailableError as error:
-            problem, _, _ = error.message.partition(" If the cluster no longer exists")
-            raise BrokerUnavailableError(_with_flag(problem.rstrip("."))) from error
+            raise BrokerUnavailableError(_with_flag(error.message)) from error
 
 
 def _with_flag(message: str) -> str:
@@ -121,7 +120,7 @@ def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
 )
 @_target_options()
 @json_flag
-@scan_options("path", "topic", every_topic=True)
+@scan_options("path", "topic", every_topic=True, by_option_only=(SERVERS,))
 def plan_command(
     options: Mapping[str, str],
     *,
@@ -181,7 +180,7 @@ def _numbers(topics: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
 @flag("--log-dir", required=True, metavar="FOLDER", help="Log directory of the stopped broker.")
 @_target_options(required=False, text="Other brokers of the new cluster, for --zero-copy.")
 @json_flag
-@scan_options("path", "topic", every_topic=True)
+@scan_options("path", "topic", every_topic=True, by_option_only=(SERVERS,))
 def write_command(
     options: Mapping[str, str],
     *,

@@ -250,8 +250,7 @@ def scan_options(
             `target` is passed to the command as a parameter.
         essential: Names of options that `--help` shows.
         every_topic: If True, the command selects all topics by default.
-        by_option_only: Options that get no flag here, because the command defines a flag with this
-            name.
+        by_option_only: Options without a flag here: the command defines its own, or refuses them.
     """
     flags = [option for option in SOURCE_FLAGS.values() if option.name not in by_option_only]
 
@@ -259,9 +258,9 @@ def scan_options(
         @functools.wraps(command)
         def run(
             pairs: tuple[str, ...],
-            servers: str | None,
             profile: str | None,
             verbose: bool,  # passed by name
+            servers: str | None = None,
             given: tuple[str, ...] = (),
             **values: Any,  # noqa: ANN401  # texts, flags and numbers
         ) -> None:
@@ -283,7 +282,8 @@ def scan_options(
                 command(options, **values)
 
         decorated: Callable[..., None] = run
-        for decorator in _COMMON:
+        common = _COMMON if SERVERS in by_option_only else (*_COMMON, _SERVERS_FLAG)
+        for decorator in common:
             decorated = decorator(decorated)
         # Each decorator adds its flag before the existing ones.
         for option in sorted(flags, key=lambda option: _rank(option.name, essential))[::-1]:
@@ -324,15 +324,15 @@ _COMMON: Final = (
         type=SuggestedText(option_names),
         help="Any option of the data source, such as s3.endpoint=…",
     ),
-    flag(
-        "-b",
-        flag_name(SERVERS),
-        "servers",
-        metavar="HOST:PORT,…",
-        help="Brokers of the cluster, to include its newest records.",
-    ),
 )
 """Flags of all commands, last one first."""
+_SERVERS_FLAG: Final = flag(
+    "-b",
+    flag_name(SERVERS),
+    "servers",
+    metavar="HOST:PORT,…",
+    help="Brokers of the cluster, to include its newest records.",
+)
 
 
 def _text(value: str | bool) -> str:  # value of a flag

@@ -210,7 +210,7 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
             "the manifest has no remoteLogSegmentMetadata, like manifests written before September"
             " 2023, so the offsets of the segment are unknown"
         )
-    is_copy = _is_copy(entry, metadata)
+    is_copy = is_copied(entry, metadata)
     _check_identity(entry, metadata, is_copy=is_copy)
     size = manifest.chunk_index.transformed_size
     log = entry.object(LOG_SUFFIX)
@@ -246,15 +246,17 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     )
 
 
-def _is_copy(entry: SegmentEntry, metadata: RemoteLogSegmentMetadata) -> bool:
+def is_copied(entry: SegmentEntry, metadata: RemoteLogSegmentMetadata) -> bool:
     """Returns whether the manifest describes the same segment of another topic id, whose log is not
     in the folder of this topic id.
     """
     segment_id = metadata.segment_id
+    log = entry.object(LOG_SUFFIX)
+    own_log = entry.described_by.removesuffix(MANIFEST_SUFFIX) + LOG_SUFFIX
     return (
         uuid_to_text(segment_id.topic_id_partition.topic_id) != entry.topic_id
         and uuid_to_text(segment_id.id) == entry.segment_id
-        and (entry.object(LOG_SUFFIX) is None or _folder_of(entry) not in entry.described_by)
+        and (log is None or log.key != own_log or _folder_of(entry) not in entry.described_by)
     )
 
 

@@ -16,11 +16,10 @@ from kts_source.broker.cluster import EARLIEST, LATEST, Cluster, topic_configs
 from kts_source.broker.connection import PASSING, LostConnectionError, refusal
 from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
 from kts_source.restore.digests import row_digests
-from kts_source.restore.journal import Journal
+from kts_source.restore.journal import LEVELS, Journal
 from kts_source.restore.old_configs import known_configs, old_configs
 from kts_source.restore.restore_plan import read_plan
 from kts_source.restore.target import target_settings
-from kts_source.restore.writing import LEVELS
 from kts_source.texts import some
 
 if TYPE_CHECKING:

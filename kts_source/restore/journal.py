@@ -17,15 +17,74 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kts_source.restore.restore_plan import RestorePlan
+
+LEVELS: Final = ("read_uncommitted", "read_committed")
+_FILE: Final = re.compile(
+    r"[0-9]{20}\.(log|index|timeindex|txnindex|snapshot)|leader-epoch-checkpoint"
+)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0  # a bool is an int, too
+
+
+def _is_producer_id(value: object) -> bool:
+    return type(value) is int and value >= -1
+
+
+def _are_files(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(_FILE.fullmatch(name) and _is_count(size) for name, size in value.items())
+        and any(name.endswith(".log") for name in value)
+    )
+
+
+def _are_digests(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {*LEVELS}
+        and all(
+            isinstance(each, dict) and all(map(_is_text, each.values())) for each in value.values()
+        )
+    )
+
+
+_SCHEMA: Final[Mapping[str, Mapping[str, Callable[[object], bool]]]] = {
+    "begin": {"plan": _is_text, "logDir": _is_text},
+    "staged": {
+        "partition": _is_text,
+        "end": _is_count,
+        "maxProducerId": _is_producer_id,
+        "hasTransactions": _is_bool,
+        "files": _are_files,
+    },
+    "placed": {"partition": _is_text},
+    "written": {},
+    "checked": {"digests": _are_digests},
+    "published": {"maxProducerId": _is_producer_id},
+    "verified": {},
+    "committed": {},
+}
+"""Checks of the fields of each step."""
 
 
 class Journal:
@@ -43,10 +102,10 @@ class Journal:
         try:
             text = self.path.read_bytes() if self.path.exists() else b""
             whole = text[: text.rfind(b"\n") + 1]
-            steps = [dict(json.loads(line)) for line in whole.splitlines()]
-            if any("step" not in entry for entry in steps):
-                raise ValueError("a line has no step")
-        except (OSError, ValueError, TypeError) as error:
+            steps = [
+                _checked_step(line, number) for number, line in enumerate(whole.splitlines(), 1)
+            ]
+        except (OSError, ValueError) as error:
             raise InvalidOptionError(f"journal {self.path} cannot be read: {error}") from None
         self.steps: list[dict[str, Any]] = steps
         # Do not truncate the file here: another process may be writing its last line.
@@ -140,3 +199,27 @@ class Journal:
     def _last_step(self, step: str, partition: str) -> dict[str, Any] | None:
         found = [e for e in self.steps if e["step"] == step and e.get("partition") == partition]
         return found[-1] if found else None
+
+
+def _checked_step(line: bytes, number: int) -> dict[str, Any]:
+    """Parses a line of a journal.
+
+    Raises:
+        ValueError: The line is not a step, or has a missing, unknown or invalid field.
+    """
+    entry = json.loads(line)
+    if not isinstance(entry, dict) or not isinstance(step := entry.get("step"), str):
+        raise ValueError(f"line {number} has no step")
+    fields = _SCHEMA.get(step)
+    if fields is None:
+        raise ValueError(f"line {number} has the unknown step {step!r}")
+    wrong = (entry.keys() - {"step"}) ^ fields.keys()
+    wrong |= {
+        name for name, is_valid in fields.items() if name in entry and not is_valid(entry[name])
+    }
+    if wrong:
+        raise ValueError(
+            f"line {number}, step {step}, has missing, unknown or invalid fields:"
+            f" {', '.join(sorted(wrong))}. The file was changed by hand; restore its content"
+        )
+    return entry

@@ -25,13 +25,16 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.cluster import Cluster
 from kts_source.broker.connection import PASSING, LostConnectionError, refusal
-from kts_source.errors import BrokerUnavailableError, InvalidOptionError
+from kts_source.errors import BrokerUnavailableError, CorruptSegmentError, InvalidOptionError
 from kts_source.layout.aiven import LOG_SUFFIX, MANIFEST_SUFFIX
+from kts_source.layout.layout import read_whole
 from kts_source.layout.remote_segment import IndexType
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
 from kts_source.restore.partition_writer import sync
+from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 from segment_format.manifest.object_names import CustomMetadata
+from segment_format.manifest.segment_manifest import MAX_MANIFEST_BYTES
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -172,16 +175,17 @@ def copy_manifests(
 
     Raises:
         InvalidOptionError: The new folder has another object with the name of a copy.
+        CorruptSegmentError: A manifest is larger than a scan reads.
         TieredKafkaError: A manifest cannot be read or written.
     """
 
     def copy(each: ServedSegment) -> ServedSegment:
         objects, target = each.segment.objects, each.target
         stem = objects.log.key.removesuffix(LOG_SUFFIX)
-        manifest = store.read(stem + MANIFEST_SUFFIX)
+        manifest = _read_manifest(store, stem + MANIFEST_SUFFIX)
         folder = f"{target.topic}-{uuid_to_text(target.topic_id)}/{target.partition}"
         key = f"{key_prefix}{folder}/{stem.rpartition('/')[2]}{MANIFEST_SUFFIX}"
-        if not store.create(key, manifest) and store.read(key) != manifest:
+        if not store.create(key, manifest) and _read_manifest(store, key) != manifest:
             raise InvalidOptionError(
                 f"{store.uri(key)} is not a copy of {store.uri(stem + MANIFEST_SUFFIX)}: another"
                 " process wrote to the folder of the new topic. Restore into a new topic"
@@ -196,6 +200,13 @@ def copy_manifests(
 
     with ThreadPoolExecutor(_COPY_THREADS, "kts-copy") as pool:
         return list(pool.map(copy, served))
+
+
+def _read_manifest(store: TargetStore, key: str) -> bytes:
+    try:
+        return read_whole(store, store.head(key), MAX_MANIFEST_BYTES, InvalidManifestError)
+    except InvalidManifestError as error:
+        raise CorruptSegmentError(error.message, uri=store.uri(key)) from error
 
 
 def max_producer_id(side_files: SideFiles, served: Iterable[ServedSegment]) -> int:

@@ -30,7 +30,7 @@ from kts_source.layout.aiven import AivenLayout
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.restore.digests import row_digests
-from kts_source.restore.journal import Journal
+from kts_source.restore.journal import LEVELS, Journal
 from kts_source.restore.partition_writer import (
     EPOCHS,
     TEMPORARY,
@@ -225,9 +225,6 @@ def place_files(folder: Path, files: Mapping[str, int]) -> None:
     sync(folder)
 
 
-LEVELS = ("read_uncommitted", "read_committed")
-
-
 def write_restore(
     plan_path: str,
     options: Mapping[str, str],
@@ -344,7 +341,7 @@ def _check_written(
         written = _written_log(plan, tier, disk.path, has_served=has_served)
         staged = [journal.staged_step(each.name) for each in plan.partitions]
         # The writer has seen all batches, except those that brokers serve from the tier.
-        is_plain = not has_served and not any(each.get("hasTransactions", True) for each in staged)
+        is_plain = not has_served and not any(each["hasTransactions"] for each in staged)
         digests = _checked_digests(
             plan, tier, written, disk.path, LEVELS[:1] if is_plain else LEVELS
         )

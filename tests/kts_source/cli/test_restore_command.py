@@ -105,6 +105,17 @@ def test_unreachable_new_cluster_is_named_by_its_flag(
     assert "a scan" not in error
 
 
+@pytest.mark.parametrize("command", ["plan", "write"])
+def test_help_does_not_list_brokers_of_the_old_cluster(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["restore", command, "--help-all"]) == 0
+    words = (line.split() for line in capsys.readouterr().out.splitlines())
+    flags = {flag.rstrip(",") for line in words for flag in line[:2] if flag.startswith("-")}
+    assert {"-o", "--key-prefix", "--tail-path"} <= flags
+    assert not flags & {"-b", "--bootstrap-servers"}
+
+
 def test_missing_client_library_names_the_extra_restore(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,12 +13,11 @@ import pyarrow.compute as pc
 import pytest
 
 from kts_source import scan
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import CorruptSegmentError, InvalidOptionError
 from kts_source.restore import serving
 from kts_source.restore.committing import status_restore
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.object_names import parse_custom_metadata
-from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TIER,
@@ -29,10 +28,12 @@ from tests.golden_data import (
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.restore.world import (
+    SMALL_LOG,
     NewCluster,
     copied_tier,
     finished_segments,
     serving_cluster,
+    write_small_tier,
 )
 
 if TYPE_CHECKING:
@@ -125,28 +126,7 @@ def _check_objects(
 @pytest.fixture
 def small_tier(tmp_path: Path) -> dict[str, str]:
     """Returns the options of a tier with three segments of topic `orders`."""
-    return _write_small_tier(tmp_path / "tier", "orders")
-
-
-def _write_small_tier(folder: Path, topic: str) -> dict[str, str]:
-    writer = AivenTierWriter(folder, topic=topic, key_prefix="tiered/")
-    for files in SMALL_LOG.segments:
-        if files.log:
-            writer.write_segment(files)
-    return {"path": str(folder), "keyPrefix": "tiered/", "subscribe": topic}
-
-
-def _small_log() -> LogBuilder:
-    builder = LogBuilder(leader_epoch=3, codec="gzip")
-    for number in range(3):
-        builder.append([SimpleRecord(b"value %d" % number, b"key"), SimpleRecord(None, None)])
-        builder.send(9, [SimpleRecord(b"in a transaction", b"t", headers=(("h", None),))])
-        builder.abort(9) if number == 1 else builder.commit(9)
-        builder.roll()
-    return builder
-
-
-SMALL_LOG = _small_log().build()
+    return write_small_tier(tmp_path / "tier", "orders")
 
 
 def test_metadata_topic_leads_readers_to_old_objects(
@@ -200,6 +180,17 @@ def test_write_over_another_manifest_is_rejected(
     assert finished_segments(cluster, NAME) == []
 
 
+def test_manifest_above_the_size_limit_is_not_copied(
+    small_tier: dict[str, str], tmp_path: Path, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _objects(tmp_path / "tier")
+    cluster.plan(small_tier, rename={"orders": NAME}, zero_copy=True)
+    monkeypatch.setattr(serving, "MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(CorruptSegmentError, match="may have at most 100 bytes"):
+        cluster.write(small_tier, target=cluster.target)
+    assert _objects(tmp_path / "tier") == before
+
+
 class _CrashError(Exception):
     """Ends a write like a crash, because no code catches it."""
 
@@ -210,7 +201,7 @@ def test_write_to_s3_resumes_after_crashed_copy_of_topic_with_same_name(
     s3_server: S3Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tier = _write_small_tier(tmp_path / "tier", NAME)
+    tier = write_small_tier(tmp_path / "tier", NAME)
     bucket = s3_server.upload(tmp_path / "tier" / "tiered", prefix="below/tiered/")
     options = {**tier, **s3_server.options, "path": f"s3://{bucket}/below"}
     plan = cluster.plan(options, zero_copy=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_log import fake_log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.kts_source.restore.world import NewCluster
 
 
@@ -83,12 +86,52 @@ def test_partial_last_line_of_journal_is_replaced_by_next_step(restored: NewClus
     assert journal.read_bytes() == whole + b'{"step": "verified"}\n'
 
 
-@pytest.mark.parametrize("line", ["4711", '{"ste": "verified"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("4711", '{"ste": "verified"}', '{"step": "repaired"}', '{"step": "verified", "end": 1}'),
+        '{"step": "placed"}',
+    ],
+)
 def test_journal_with_invalid_line_is_rejected(line: str, restored: NewCluster) -> None:
     with restored.plan_file.with_name("plan.json.journal").open("a") as journal:
         journal.write(line + "\n")
     with pytest.raises(InvalidOptionError, match="cannot be read"):
         status_restore(str(restored.plan_file))
+
+
+def test_journal_with_value_of_another_type_is_rejected(restored: NewCluster) -> None:
+    assert _verify(restored) == []
+    journal = restored.plan_file.with_name("plan.json.journal")
+    whole = [json.loads(line) for line in journal.read_text().splitlines()]
+    whole += [{"step": "published", "maxProducerId": 9}, {"step": "committed"}]
+    assert {entry["step"] for entry in whole} >= {"begin", "staged", "placed", "checked"}
+    assert _is_readable(restored, whole)
+    changes = 0
+    for number, entry in enumerate(whole):
+        for changed in _with_other_types(entry):
+            assert not _is_readable(restored, [*whole[:number], changed, *whole[number + 1 :]])
+            changes += 1
+    assert changes > 100
+
+
+def _is_readable(cluster: NewCluster, steps: list[Any]) -> bool:
+    journal = cluster.plan_file.with_name("plan.json.journal")
+    journal.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    try:
+        status_restore(str(cluster.plan_file))
+    except InvalidOptionError:
+        return False
+    return True
+
+
+def _with_other_types(value: Any) -> Iterator[Any]:  # noqa: ANN401  # values of JSON
+    """Yields the value with itself, or one of the values in it, replaced by each other type."""
+    others: list[Any] = [None, True, 7, 1.5, "text", ["text"], {"text": 7}]
+    yield from (other for other in others if type(other) is not type(value))
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from ({**value, name: changed} for changed in _with_other_types(inner))
 
 
 def test_journal_of_another_plan_is_rejected(restored: NewCluster) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
 from kts_source.restore.restore_plan import plan_restore, read_plan
 from kts_source.restore.writing import write_restore
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import TIER, tier_options
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import empty_log
@@ -132,3 +133,26 @@ def copied_tier(folder: Path, topic: str, *, lost: int | None = None) -> dict[st
         if lost is None or not path.name.startswith(stems[lost]):
             (target / path.name).write_bytes(path.read_bytes())
     return tier_options(topic, path=str(folder / "tier"))
+
+
+def _small_log() -> LogBuilder:
+    builder = LogBuilder(leader_epoch=3, codec="gzip")
+    for number in range(3):
+        builder.append([SimpleRecord(b"value %d" % number, b"key"), SimpleRecord(None, None)])
+        builder.send(9, [SimpleRecord(b"in a transaction", b"t", headers=(("h", None),))])
+        builder.abort(9) if number == 1 else builder.commit(9)
+        builder.roll()
+    return builder
+
+
+SMALL_LOG = _small_log().build()
+"""A log of three segments, with committed and aborted transactions."""
+
+
+def write_small_tier(folder: Path, topic: str) -> dict[str, str]:
+    """Writes `SMALL_LOG` to a tier in the layout of Aiven's plugin. Returns its options."""
+    writer = AivenTierWriter(folder, topic=topic, key_prefix="tiered/")
+    for files in SMALL_LOG.segments:
+        if files.log:
+            writer.write_segment(files)
+    return {"path": str(folder), "keyPrefix": "tiered/", "subscribe": topic}

@@ -1,0 +1,165 @@
+"""Tests audits of tiers with topics that were restored with zero copy from Aiven's plugin: the new
+topic id has copies of manifests, and its logs and indexes are in the folder of the old topic id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.restore.world import SMALL_LOG, serving_cluster, write_small_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kts_source.auditing.report import AuditReport
+    from tests.kts_source.restore.world import NewCluster
+
+OLD, NEW = "orders", "restored"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTier:
+    """A tier after a restore with zero copy.
+
+    Attributes:
+        new_name: The restored topic. It may have the name of the old topic.
+        new_id: Topic id of the restored topic.
+        old_folder: Folder of the old partition.
+    """
+
+    options: dict[str, str]
+    cluster: NewCluster
+    new_name: str
+    new_id: str
+    old_folder: Path
+
+    def audit(self, topics: str, level: str = "metadata", **more: str) -> AuditReport:
+        """Audits topics of the tier."""
+        return kts_source.audit({**self.options, **more, "subscribe": topics}, level=level)
+
+    def old(self, suffix: str) -> list[Path]:
+        """Returns the objects of the old topic with this suffix, ascending by offset."""
+        return sorted(self.old_folder.glob(f"*.{suffix}"))
+
+
+def _restored(folder: Path, brokers: FakeCluster, new_name: str) -> RestoredTier:
+    options = write_small_tier(folder / "tier", OLD)
+    cluster = serving_cluster(folder / "new", brokers, new_name)
+    plan = cluster.plan(options, rename={OLD: new_name}, zero_copy=True)
+    assert plan.refusals == ()
+    assert plan.partitions[0].served == 3
+    cluster.write(options, target=cluster.target)
+    old_id = plan.partitions[0].topic_id
+    old_folder = folder / "tier" / "tiered" / f"{OLD}-{old_id}" / "0"
+    return RestoredTier(options, cluster, new_name, plan.target_ids[new_name], old_folder)
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> Iterator[RestoredTier]:
+    """Returns the tier of a topic that was restored under another name."""
+    with FakeCluster(2) as brokers:
+        yield _restored(tmp_path, brokers, NEW)
+
+
+@pytest.fixture
+def same_name(tmp_path: Path) -> Iterator[RestoredTier]:
+    """Returns the tier of a topic that was restored under its old name."""
+    with FakeCluster(2) as brokers:
+        yield _restored(tmp_path, brokers, OLD)
+
+
+def _names(report: AuditReport, topic: str) -> set[str]:
+    return {finding.name for finding in report.findings if finding.topic == topic}
+
+
+@pytest.mark.parametrize("level", ["listing", "metadata", "indexes", "bytes"])
+def test_audit_of_restored_topic_finds_no_fault(level: str, renamed: RestoredTier) -> None:
+    report = renamed.audit(f"{OLD},{NEW}", level)
+    assert report.findings == ()
+    old, new = report.partitions
+    assert (old.topic, new.topic) == (OLD, NEW)
+    assert (new.start, new.stop, new.records, new.digest) == (
+        old.start,
+        old.stop,
+        old.records,
+        old.digest,
+    )
+    assert (new.digest is not None) == (level == "bytes")
+
+
+@pytest.mark.parametrize("suffix", ["log", "indexes"])
+@pytest.mark.parametrize("level", ["listing", "metadata"])
+def test_lost_object_of_old_topic_is_missing_in_both_topics(
+    level: str, suffix: str, renamed: RestoredTier
+) -> None:
+    lost = renamed.old(suffix)[1]
+    lost.unlink()
+    report = renamed.audit(f"{OLD},{NEW}", level)
+    for topic in (OLD, NEW):
+        (finding,) = (each for each in report.findings if each.topic == topic)
+        assert finding.name == "object-missing"
+        assert finding.stored_bytes > 0
+    assert lost.name in finding.detail
+
+
+def test_truncated_log_of_old_topic_is_found_in_both_topics(renamed: RestoredTier) -> None:
+    log = renamed.old("log")[1]
+    log.write_bytes(log.read_bytes()[:-1])
+    report = renamed.audit(f"{OLD},{NEW}")
+    assert "log-size" in _names(report, OLD)
+    assert "log-size" in _names(report, NEW)
+
+
+def test_changed_log_of_old_topic_is_read_again_despite_state(
+    renamed: RestoredTier, tmp_path: Path
+) -> None:
+    options = {**renamed.options, "subscribe": NEW}
+    state = str(tmp_path / "audit.state")
+    for _ in range(2):
+        assert kts_source.audit(options, level="bytes", state=state).findings == ()
+    log = renamed.old("log")[1]
+    damaged = bytearray(log.read_bytes())
+    damaged[-1] ^= 1
+    log.unlink()
+    log.write_bytes(damaged)
+    assert kts_source.audit(options, level="bytes", state=state).errors
+
+
+def test_old_objects_without_manifests_are_not_orphans(renamed: RestoredTier) -> None:
+    for manifest in renamed.old("rsm-manifest"):
+        manifest.unlink()
+    assert renamed.audit(f"{OLD},{NEW}").findings == ()
+
+
+def test_audit_with_brokers_does_not_report_used_objects(renamed: RestoredTier) -> None:
+    brokers = renamed.cluster.brokers
+    topic_id = brokers.topics[NEW][0]
+    brokers.create(NEW, [FakePartition(fake_log(SMALL_LOG), epoch=100)], topic_id)
+    options = {**renamed.options, **renamed.cluster.target, "subscribePattern": f"{OLD}|{NEW}"}
+    del options["subscribe"]
+    report = kts_source.audit(options)
+    assert report.findings == ()
+
+
+def test_audit_of_same_name_reports_only_unused_objects(same_name: RestoredTier) -> None:
+    unused = same_name.old_folder / f"{99:020d}-{'A' * 22}.log"
+    unused.write_bytes(b"x")
+    report = same_name.audit(OLD, topicId=same_name.new_id)
+    (finding,) = report.findings
+    assert finding.name == "other-topic-id"
+    assert [key.rpartition("/")[2] for key in finding.objects] == [unused.name]
+    assert finding.detail.startswith("1 objects have topic id")
+
+
+def test_audit_of_old_id_also_audits_the_restored_topic(same_name: RestoredTier) -> None:
+    old_id = same_name.old_folder.parent.name.removeprefix(f"{OLD}-")
+    report = same_name.audit(OLD, topicId=old_id)
+    assert report.findings == ()
+    assert {each.topic_id for each in report.partitions} == {old_id, same_name.new_id}
