@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ SEED, OTHER = 3, 2
 LAST_SEED, FINAL = 4, (1, 2, 3)
 """The same in a cluster of four nodes, with three replicas at the end."""
 PAIRS = [("orders", 0), ("orders", 1), ("moves", 0)]
+LATEST = "latest"
+"""A compacted topic, which is only on the disk: brokers do not tier compacted topics."""
 
 
 def _producer(broker: Broker, **settings: str | int) -> Producer:
@@ -103,6 +106,16 @@ def _fill_transactions(broker: Broker) -> None:
     writers[0].commit_transaction(60)
 
 
+def _fill_compacted(broker: Broker) -> None:
+    """Writes 20 keys many times. The last value of every fifth key is a tombstone."""
+    producer = _producer(broker)
+    for number in range(3000):
+        is_tombstone = number >= 2980 and number % 5 == 0
+        value = None if is_tombstone else b"value %d" % number
+        producer.produce(LATEST, key=b"key %d" % (number % 20), value=value)
+    assert producer.flush(60) == 0
+
+
 @dataclass(frozen=True, slots=True)
 class OldCluster:
     """A cluster that was lost after it tiered its closed segments.
@@ -110,8 +123,9 @@ class OldCluster:
     Attributes:
         tier: Folder of its tier. Tests copy it.
         disk: Log directory of its only node, which was also the controller.
-        served: Consumed rows by isolation level.
+        served: Consumed rows by isolation level, up to the end of the log.
         ends: One past the last tiered offset of each partition.
+        disk_ends: One past the last offset of each partition.
         starts: Log start of each partition.
     """
 
@@ -119,6 +133,7 @@ class OldCluster:
     disk: Path
     served: dict[str, list[Row]]
     ends: PartitionOffsets
+    disk_ends: PartitionOffsets
     starts: PartitionOffsets
 
 
@@ -130,21 +145,118 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> OldCluster:
     with running_broker(folder) as broker:
         broker.create_topics({"orders": 2})
         broker.create_topics({"moves": 1}, message_timestamp_type="LogAppendTime")
+        compacted = {"remote_storage_enable": "false", "cleanup_policy": "compact"}
+        broker.create_topics({LATEST: 1}, **compacted, min_compaction_lag_ms="86400000")
         _fill_plain(broker, b"first")
         broker.delete_records({("orders", 1): 77})
     with running_broker(folder) as broker:  # a restart raises leader epochs
         _fill_plain(broker, b"second")
         _fill_transactions(broker)
+        _fill_compacted(broker)
         broker.wait_until_tiered(PAIRS)
         ends = {pair: at + 1 for pair, at in broker.offsets("latest-tiered").items()}
         starts = broker.offsets("earliest")
         ends = {pair: ends[pair] for pair in PAIRS}
-        served = {level: consume_until(broker, level, ends) for level in LEVELS}
+        disk_ends = broker.offsets("latest")
+        served = {level: consume_until(broker, level, disk_ends) for level in LEVELS}
+    assert all(disk_ends[pair] > ends[pair] for pair in PAIRS)
     assert any(row[5] and row[5].startswith(LATE) for row in served["read_committed"])
     assert all(
         row[3] > CREATED_MS + 10**9 for row in served["read_uncommitted"] if row[0] == "moves"
     )
-    return OldCluster(folder / "tier", folder / "node-1" / "logs", served, ends, starts)
+    disk = folder / "node-1" / "logs"
+    return OldCluster(folder / "tier", disk, served, ends, disk_ends, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRestore:
+    """Another restore into the same seed broker, from a disk of the old cluster.
+
+    Attributes:
+        plan_file: Path of the plan.
+        source: Options of the old log.
+        pairs: The partitions in the old cluster.
+        configs: Configurations to set at the end.
+    """
+
+    plan_file: Path
+    source: dict[str, str]
+    pairs: list[tuple[str, int]]
+    configs: dict[str, str]
+
+    @property
+    def targets(self) -> list[tuple[str, int]]:
+        """Returns the restored partitions."""
+        return [(f"{topic}-disk", number) for topic, number in self.pairs]
+
+    def plan(self, target: dict[str, str]) -> None:
+        """Plans the restore. No transaction is undecided, because the disk has the markers."""
+        rename = {topic: f"{topic}-disk" for topic, _ in self.pairs}
+        plan = plan_restore(self.source, target, rename=rename)
+        assert plan.refusals == ()
+        assert all(not each.undecided for each in plan.partitions)
+        self.plan_file.write_text(plan.to_json())
+
+    def write(self, log_dir: Path) -> None:
+        """Writes the restore while the broker is stopped."""
+        write_restore(str(self.plan_file), self.source, str(log_dir))
+
+    def commit(self, target: dict[str, str]) -> None:
+        """Verifies the restore on the final broker, and commits it."""
+        commit_restore(str(self.plan_file), target, configs=self.configs, groups={})
+
+
+def _disk_restores(old: OldCluster, tier: Path, folder: Path) -> list[DiskRestore]:
+    """Returns the restores of the tier with the disk, and of the compacted topic on the disk."""
+    disk = {"endOfLog": "true", "subscribe": ",".join(sorted({topic for topic, _ in PAIRS}))}
+    joined = {"path": str(tier), "layout": "local-tiered-storage", "tailPath": str(old.disk)}
+    alone = {"path": str(old.disk), "layout": "kafka-logs"}
+    compact = {
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
+        "max.compaction.lag.ms": "1000",
+    }
+    return [
+        DiskRestore(folder / "joined.json", {**joined, **disk}, PAIRS, {}),
+        DiskRestore(
+            folder / "compacted.json",
+            {**alone, **disk, "subscribe": LATEST},
+            [(LATEST, 0)],
+            compact,
+        ),
+    ]
+
+
+def _check_disk_rows(broker: Broker, old: OldCluster, restore: DiskRestore) -> None:
+    """Checks that the broker serves all rows of the old cluster: those in the tier and those that
+    were only on the disk.
+    """
+    names = dict(zip(restore.pairs, restore.targets, strict=True))
+    ends = {names[pair]: old.disk_ends[pair] for pair in restore.pairs}
+    for level in LEVELS:
+        rows = [row for row in old.served[level] if row[:2] in names]
+        assert any(row[2] >= old.ends.get(row[:2], 0) for row in rows)
+        expected = [(*names[row[:2]], *row[2:]) for row in rows]
+        assert consume_until(broker, level, ends) == sorted(expected, key=lambda row: row[:3])
+
+
+def _check_compacts(broker: Broker, old: OldCluster) -> None:
+    """Waits until the new broker has compacted the topic, and checks that the last value of each
+    key is still at its offset.
+    """
+    pair = (f"{LATEST}-disk", 0)
+    ends = {pair: old.disk_ends[LATEST, 0]}
+    rows = [row for row in old.served[LEVELS[0]] if row[0] == LATEST]
+    last = {row[4]: row[2:] for row in rows}
+    assert len(last) == 20
+    assert sum(row[3] is None for row in last.values()) == 4
+
+    def is_compacted() -> bool:
+        return len(consume_until(broker, LEVELS[0], ends)) < len(rows) // 2
+
+    wait_until(is_compacted)
+    found = {row[4]: row[2:] for row in consume_until(broker, LEVELS[0], ends)}
+    assert found == last
 
 
 @pytest.mark.parametrize(
@@ -155,50 +267,55 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
     version: str, zero_copy: bool, old: OldCluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "new"
+    tier = shutil.copytree(old.tier, tmp_path / "old-tier")
     if zero_copy:  # the new cluster uses the old tier
         folder.mkdir()
-        tier = tmp_path / "tier"
         (folder / "tier").symlink_to(tier)
-    else:
-        tier = tmp_path / "old-tier"
-    shutil.copytree(old.tier, tier)
     objects = _objects(tier)
-    source = {
-        "path": str(tier),
-        "layout": "local-tiered-storage",
-        "subscribe": "orders,moves",
-    }
+    source = {"path": str(tier), "layout": "local-tiered-storage", "subscribe": "orders,moves"}
     plan_file = tmp_path / "plan.json"
-    spec = ClusterSpec(replicas=2, version=version, settings=BUSY)
+    more = [] if zero_copy else _disk_restores(old, tier, tmp_path)
+    moved = [_new(pair) for pair in PAIRS] + [pair for each in more for pair in each.targets]
+    settings = {**BUSY, "log.cleaner.backoff.ms": "300"}
+    spec = ClusterSpec(replicas=2, version=version, settings=settings)
     with Cluster(folder, spec) as cluster:
         node, other = cluster.nodes[SEED], cluster.nodes[OTHER]
         others = {"kafka.bootstrap.servers": other.bootstrap}
         ready = {**READY, "remote_storage_enable": str(zero_copy).lower()}
-        for name, count in ((NEW_NAME, 2), ("moves", 1)):
+        for name, count in Counter(topic for topic, _ in moved).items():
             cluster.admin.create_topic(name, count, replicas=(SEED,), **ready)
         plan = _accepted_plan(cluster, source, SEED, zero_copy=zero_copy)
         plan_file.write_text(plan.to_json())
+        target = {"kafka.bootstrap.servers": node.bootstrap}
+        for each in more:
+            each.plan(target)
         with pytest.raises(Exception, match="stop its broker first"):
             write_restore(str(plan_file), source, str(node.logs), target=others)
         node.stop()
         write_restore(str(plan_file), source, str(node.logs), target=others)
+        for each in more:
+            each.write(node.logs)
         cluster.start_node(SEED)
-        target = {"kafka.bootstrap.servers": node.bootstrap}
         assert verify_restore(str(plan_file), target) == []
         assert "verified" in status_restore(str(plan_file))[-2]
-        _move(cluster, tmp_path, (OTHER,))
-        _wait_in_sync(cluster, (OTHER,))
+        _move(cluster, tmp_path, (OTHER,), moved)
+        _wait_in_sync(cluster, (OTHER,), moved)
         node.stop()
         groups = {"continues": {"orders": {0: old.ends["orders", 0] - 5, 1: 10}}}
         configs = {"local.retention.bytes": "1"} if zero_copy else {}
         report = commit_restore(str(plan_file), others, configs=configs, groups=groups)
         assert any("offset 10 is outside" in line for line in report)
         assert status_restore(str(plan_file))[-2] == "committed"
-        new = Broker(other.bootstrap, other.folder, cluster.tier, cluster.class_path, other.pid)
+        new = _broker(cluster)
         _check_rows(new, old)
+        for each in more:
+            each.commit(others)
+            _check_disk_rows(new, old, each)
         if zero_copy:
             _check_serves_old_objects(new, plan)
             _check_rows(new, old)
+        else:
+            _check_compacts(new, old)
         _check_continues(new, old.ends)
         if zero_copy:
             _check_deletes_links(cluster, new, plan)
@@ -232,9 +349,10 @@ def test_restore_to_three_brokers_survives_kills_of_tool_and_brokers(
         assert _is_killed(1, "committing.verify_restore", plan_file, target)
         cluster.restart_node(LAST_SEED, is_clean=False)
         assert verify_restore(plan_file, target) == []
-        _move(cluster, tmp_path, FINAL)
+        moved = [_new(pair) for pair in PAIRS]
+        _move(cluster, tmp_path, FINAL, moved)
         cluster.restart_node(OTHER, is_clean=False)
-        _wait_in_sync(cluster, FINAL)
+        _wait_in_sync(cluster, FINAL, moved)
         seed.stop()
         for leader in FINAL:
             _lead(cluster, leader, tmp_path)
@@ -250,8 +368,7 @@ def test_restore_to_three_brokers_survives_kills_of_tool_and_brokers(
         assert {"local.retention.bytes", "remote.storage.enable", "retention.bytes"} <= set(
             line.split(": ")[2].split(", ")
         )
-        other = cluster.nodes[OTHER]
-        new = Broker(other.bootstrap, other.folder, cluster.tier, cluster.class_path, other.pid)
+        new = _broker(cluster)
         _check_rows(new, old)
         _check_continues(new, old.ends)
     assert _contents(tier) == objects
@@ -286,10 +403,15 @@ def _is_killed(step: int, function: str, *arguments: object, **more: object) -> 
     return run.returncode != 0
 
 
+def _broker(cluster: Cluster) -> Broker:
+    other = cluster.nodes[OTHER]
+    return Broker(other.bootstrap, other.folder, cluster.tier, cluster.class_path, other.pid)
+
+
 def _lead(cluster: Cluster, leader: int, folder: Path) -> None:
     """Moves the leadership of all restored partitions to one of their replicas."""
-    _move(cluster, folder, (leader, *(number for number in FINAL if number != leader)))
     pairs = [_new(pair) for pair in PAIRS]
+    _move(cluster, folder, (leader, *(number for number in FINAL if number != leader)), pairs)
 
     def is_leader() -> bool:
         moving = [pair for pair in pairs if cluster.admin.leader(*pair) != leader]
@@ -337,6 +459,7 @@ def _check_rows(broker: Broker, old: OldCluster) -> None:
         expected = [
             (*_new((row[0], row[1])), *row[2:])
             for row in old.served[level]
+            if row[2] < old.ends.get(row[:2], 0)
             if level == "read_uncommitted" or not (row[5] or b"").startswith(LATE)
         ]
         assert consume_until(broker, level, ends) == sorted(expected, key=lambda r: r[:3])
@@ -384,12 +507,11 @@ def _served_logs(folder: Path, plan: RestorePlan) -> list[Path]:
     return [path for path in folder.glob("*.log") if int(path.name[:20]) < local_start]
 
 
-def _move(cluster: Cluster, folder: Path, replicas: tuple[int, ...]) -> None:
-    """Assigns all restored partitions to these nodes. The first one is the preferred leader."""
-    moves = [
-        {"topic": topic, "partition": number, "replicas": replicas}
-        for topic, number in map(_new, PAIRS)
-    ]
+def _move(
+    cluster: Cluster, folder: Path, replicas: tuple[int, ...], pairs: list[tuple[str, int]]
+) -> None:
+    """Assigns restored partitions to these nodes. The first one is the preferred leader."""
+    moves = [{"topic": topic, "partition": number, "replicas": replicas} for topic, number in pairs]
     file = folder / "moves.json"
     file.write_text(json.dumps({"version": 1, "partitions": moves}))
     tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
@@ -398,10 +520,10 @@ def _move(cluster: Cluster, folder: Path, replicas: tuple[int, ...]) -> None:
     cluster.admin.run_tool(*arguments, "--execute")
 
 
-def _wait_in_sync(cluster: Cluster, replicas: tuple[int, ...]) -> None:
-    wait_until(
-        lambda: all(cluster.admin.in_sync(*_new(pair)) == sorted(replicas) for pair in PAIRS)
-    )
+def _wait_in_sync(
+    cluster: Cluster, replicas: tuple[int, ...], pairs: list[tuple[str, int]]
+) -> None:
+    wait_until(lambda: all(cluster.admin.in_sync(*pair) == sorted(replicas) for pair in pairs))
 
 
 def _new(pair: tuple[str, int]) -> tuple[str, int]:

@@ -7,6 +7,7 @@ import gc
 import http.client
 import socket
 import ssl
+import subprocess
 import threading
 import time
 import warnings
@@ -28,6 +29,7 @@ from kts_source.store.request_policy import (
     TransientError,
     hedged,
 )
+from tests.integration.certificates import make_certificates
 from tests.kts_source.store.raw_server import (
     ANSWER,
     BODY,
@@ -44,6 +46,7 @@ from tests.kts_source.store.raw_server import (
     silent,
     tls_context,
 )
+from tests.needs import needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -268,6 +271,43 @@ def test_body_that_stops_raises_timeout_error(tmp_path: Path, is_encrypted: bool
             ask(client_of(server, read_seconds=0.3))
 
 
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("ending", ["deadline", "cancellation", "end of the connection"])
+def test_wait_for_many_bytes_ends_early(tmp_path: Path, ending: str, is_encrypted: bool) -> None:
+    """With TLS, the connection ends without `close_notify`."""
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(ANSWER + BODY[:400_000])
+        if ending != "end of the connection":
+            sock.recv(1)
+
+    cancellation = Cancellation()
+
+    def check(settings: HttpSettings) -> None:
+        client, start = HttpClient(settings), time.monotonic()
+        with cancellation.scope():
+            if ending == "deadline":
+                with pytest.raises(TransientError, match="deadline"):
+                    ask(client, seconds=0.5)
+            elif ending == "cancellation":
+                timer = threading.Timer(0.1, cancellation.cancel)
+                timer.start()
+                with pytest.raises(CancelledFetchError):
+                    ask(client)
+                timer.join()
+            else:
+                assert ask(client) == BODY[:400_000]
+        assert time.monotonic() - start < 4
+
+    if is_encrypted:
+        with serving_encrypted(tmp_path, serve) as (_, settings):
+            check(settings)
+    else:
+        with serving(serve) as server:
+            check(HttpSettings(server.url, 2.0, 5.0))
+
+
 def test_connection_refused_is_reported() -> None:
     with serving(answers) as server:
         pass
@@ -485,6 +525,77 @@ def test_responses_over_tls_are_read(tmp_path: Path, version: ssl.TLSVersion) ->
         other_host = settings.url.replace("127.0.0.1", "127.0.0.2")
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(HttpClient(replace(settings, url=other_host)))
+
+
+@pytest.mark.parametrize("size", [1, 100, 5_000, 16 << 10])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_tls_records_of_any_size_are_read(
+    tmp_path: Path, version: ssl.TLSVersion, size: int
+) -> None:
+    body = BODY[: 5_000 * size]
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        while server.request(sock):
+            sock.sendall(ANSWER.replace(b"%d" % len(BODY), b"%d" % len(body)))
+            for start in range(0, len(body), size):
+                sock.sendall(body[start : start + size])
+
+    with serving_encrypted(tmp_path, serve, version) as (server, settings):
+        client = HttpClient(settings)
+        assert ask(client) == body == ask(client)
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "command", "message"),
+    [("-tls1_3", b"K", b"KeyUpdate"), ("-tls1_2", b"r", b"ClientHello")],
+)
+def test_tls_messages_inside_a_body_are_not_data(
+    tmp_path: Path, version: str, command: bytes, message: bytes
+) -> None:
+    """`K` changes the keys of both sides and `r` renegotiates all parameters."""
+    needs("openssl")
+    certificates = make_certificates(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    server = subprocess.Popen(
+        ["openssl", "s_server", version, "-msg", "-accept", address, "-cert", certificates.broker],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    half, is_half_read = b"x" * (len(BODY) // 2), threading.Event()
+
+    def await_line(text: bytes) -> None:
+        assert any(text in line for line in server.stdout or ())
+
+    def send(data: bytes) -> None:
+        assert server.stdin is not None
+        server.stdin.write(data)
+        server.stdin.flush()
+
+    def read(answer: http.client.HTTPResponse) -> bytes:
+        first, second = bytearray(len(half)), bytearray(len(half))
+        answer.readinto(first)
+        is_half_read.set()
+        answer.readinto(second)
+        return bytes(first + second)
+
+    try:
+        await_line(b"ACCEPT")
+        settings = HttpSettings(f"https://{address}", 5.0, 20.0)
+        client = HttpClient(replace(settings, ca_file=str(certificates.authority)))
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(client.get, "/x", {"Host": "x"}, read, seconds=30)
+            await_line(b"GET /x")
+            send(ANSWER + half)
+            assert is_half_read.wait(20)
+            send(command + b"\n")
+            await_line(message)
+            send(half)
+            assert reading.result(30) == half + half
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def test_silent_tls_handshake_raises_timeout_error() -> None:
