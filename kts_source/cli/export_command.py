@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -131,7 +132,7 @@ _MAINTENANCE: Final = "Maintenance"
     "--prometheus",
     type=click.Path(dir_okay=False),
     group=_WRITING,
-    help="Write metrics of the run.",
+    help="Write metrics of the run. A dry run writes none.",
 )
 @flag("--png", metavar="FILE", group=_WRITING, help="Save the report as a picture.")
 @flag("--interval", group=_ROUNDS, help="Time between rounds: 60s, 15m, 1h.  [default: 60s]")
@@ -202,6 +203,8 @@ def export(
     # Other commands do not need this module.
     from kts_source.export.settings import export_settings
 
+    if dry_run:
+        prometheus = None  # a dry run must not clear the alert about a failed or missing run
     if prometheus is not None:
         check_output(prometheus)
     if settings["table_format"] == "iceberg" and not catalog:
@@ -318,7 +321,8 @@ def _run(
     def on_round(metrics: RoundMetrics, total: BackfillReport) -> None:
         if prometheus is not None and metrics.outcome in (DONE, IDLE):
             _try_write(prometheus, total.to_prometheus())
-        click.echo(json_text(json_fields(metrics)))
+        ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+        click.echo(json_text({"ended": ended, **json_fields(metrics)}))
 
     if follows:
         report = follow(first.source, first.settings, executor, on_round=on_round)

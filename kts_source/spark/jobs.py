@@ -15,6 +15,7 @@ error of the task with its own class.
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import re
 import threading
@@ -40,6 +41,7 @@ from kts_source.spark.worker import (
     explained_memory,
     forget_archive_finders,
     load,
+    log_to_stderr,
 )
 
 if TYPE_CHECKING:
@@ -279,6 +281,7 @@ class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
         task = None if partition is None else partition.value
         if task is None or self._job is None:
             return
+        log_to_stderr(logging.WARNING)
         try:
             with noted_errors(), explained_memory(), explained_imports():
                 report = task.run(self._job)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -31,6 +30,7 @@ from kts_source.spark.worker import (
     explained_memory,
     forget_archive_finders,
     garbage_collection_paused,
+    log_to_stderr,
 )
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
 from kts_source.texts import some
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ANY_ROWS: Final = (1 << 63) - 1
-_LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def task_rows(
@@ -88,31 +87,6 @@ def let_spark_collect_log_lines() -> None:
     ours = logging.getLogger("kts_source")
     if "PYSPARK_SPARK_SESSION_UUID" in os.environ and ours.level == logging.NOTSET:
         ours.setLevel(logging.INFO)
-
-
-def log_to_stderr(level: int) -> None:
-    """Writes log lines of `level` and above to stderr, if this is a Python process of Spark and no
-    log handler is configured in it.
-
-    Spark appends the stderr of its Python processes to the log of the driver or the executor.
-    Without a handler, Python drops lines below level WARNING, and writes all other lines without
-    time and level.
-    """
-    ours = logging.getLogger("kts_source")
-    if ours.hasHandlers() or not _is_spark_process():
-        return
-    handler = logging.StreamHandler()
-    handler.setLevel(level)
-    handler.setFormatter(logging.Formatter(_LINE))
-    ours.addHandler(handler)
-    if ours.level == logging.NOTSET:
-        ours.setLevel(level)
-
-
-def _is_spark_process() -> bool:
-    """Returns whether Spark started this Python process, to plan queries or to run tasks."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return str(getattr(main, "name", "")).startswith(("pyspark.", "kts_source.spark.daemon"))
 
 
 def _task_place(scan: str) -> TaskPlace:
@@ -297,9 +271,16 @@ class TieredKafkaStreamReader(
             len(plan.tasks),
             plan.nominal_bytes,
             _offsets(plan),
-            json.dumps((self.reportLatestOffset() or {}).get("behind")),
+            self._lag_text(),
         )
         return [InputPartition(task) for task in plan.tasks]
+
+    def _lag_text(self) -> str:
+        """Returns the lag for a log line. It is unknown while Spark repeats the batch of an earlier
+        run, because the ends of the logs are requested only for the next batch.
+        """
+        lag = (self.reportLatestOffset() or {}).get("behind")
+        return "unknown until the next batch" if lag is None else json.dumps(lag)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the task in a partition."""

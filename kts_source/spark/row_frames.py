@@ -7,6 +7,7 @@ describe. If an executor is lost before, the write fails, and the next run reads
 
 from __future__ import annotations
 
+import logging
 import pickle
 import uuid
 from dataclasses import dataclass, replace
@@ -22,7 +23,13 @@ from kts_source.export.row_schema import check_columns, schema_without_rows
 from kts_source.export.task import TaskReport
 from kts_source.spark.data_source_api import DataSource, DataSourceReader, InputPartition, types
 from kts_source.spark.jobs import ExportReader, noted_errors, tasks_in_spark
-from kts_source.spark.worker import end_task, explained_imports, explained_memory, load
+from kts_source.spark.worker import (
+    end_task,
+    explained_imports,
+    explained_memory,
+    load,
+    log_to_stderr,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +68,7 @@ class RowReader(ExportReader):
         if task is None or not isinstance(shared, RowJob):
             return
         schema = shared.columns.append(pa.field(REPORT, pa.string()))
+        log_to_stderr(logging.WARNING)
         try:
             with noted_errors(), explained_memory(), explained_imports():
                 from kts_source.export.row_stream import stream_rows

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import logging
 import os
 import sys
 import zipimport
@@ -29,6 +30,8 @@ from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def load(module: str, name: str) -> Any:  # noqa: ANN401  # any attribute
@@ -211,3 +214,28 @@ def forget_archive_finders() -> None:
 
 def _rereads_archives(spark: str, python: tuple[int, ...]) -> bool:
     return spark.startswith("4.0.") and python < (3, 13)
+
+
+def log_to_stderr(level: int) -> None:
+    """Writes log lines of `level` and above to stderr, if this is a Python process of Spark and no
+    log handler is configured in it.
+
+    Spark appends the stderr of its Python processes to the log of the driver or the executor.
+    Without a handler, Python drops lines below level WARNING, and writes all other lines without
+    time and level.
+    """
+    ours = logging.getLogger("kts_source")
+    if ours.hasHandlers() or not _is_spark_process():
+        return
+    handler = logging.StreamHandler()
+    handler.setLevel(level)
+    handler.setFormatter(logging.Formatter(_LINE))
+    ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
+        ours.setLevel(level)
+
+
+def _is_spark_process() -> bool:
+    """Returns whether Spark started this Python process, to plan queries or to run tasks."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return str(getattr(main, "name", "")).startswith(("pyspark.", "kts_source.spark.daemon"))

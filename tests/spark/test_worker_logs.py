@@ -8,20 +8,20 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kts_source import register
+from kts_source.export.task import TaskReport
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.spark.data_source_api import InputPartition
-from kts_source.spark.readers import (
-    TieredKafkaBatchReader,
-    TieredKafkaStreamReader,
-    log_to_stderr,
-)
+from kts_source.spark.jobs import ExportReader
+from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
+from kts_source.spark.worker import log_to_stderr
 from tests.golden_data import expected_table, tier_options
 
 if TYPE_CHECKING:
@@ -151,6 +151,28 @@ def test_task_logs_warnings_with_time_and_level(
     assert " INFO " not in err
 
 
+@dataclass(frozen=True)
+class WarningTask:
+    """A task of an export that logs a warning."""
+
+    number: int = 0
+
+    def run(self, _job: object) -> TaskReport:
+        logging.getLogger("kts_source.read.typed_rows").warning("a row is rejected")
+        return TaskReport(number=self.number)
+
+
+def test_task_of_an_export_logs_warnings_with_time_and_level(
+    product_logger: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    without_handlers(product_logger, monkeypatch, "pyspark.daemon")
+    list(ExportReader([], "job").read(InputPartition(WarningTask())))
+    line = r"^\d{4}-\d\d-\d\d \S+ WARNING kts_source\.read\.typed_rows: a row is rejected$"
+    assert re.search(line, capsys.readouterr().err, re.MULTILINE)
+
+
 def test_repeated_batch_of_a_restarted_stream_is_logged(
     product_logger: logging.Logger,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,7 +185,9 @@ def test_repeated_batch_of_a_restarted_stream_is_logged(
     capsys.readouterr()
     without_handlers(product_logger, monkeypatch, "pyspark.daemon")
     TieredKafkaStreamReader(options).partitions(start, end)  # as Spark does first after a restart
-    assert " INFO kts_source.spark.readers: scan " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert " INFO kts_source.spark.readers: scan " in err
+    assert err.endswith("; lag: unknown until the next batch\n")
 
 
 def without_handlers(

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,7 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
         while remaining:
             line = json.loads(child.stdout.readline())
             rows, remaining = rows + line["rows"], line["leftBytes"]
+            assert abs((datetime.now(UTC) - datetime.fromisoformat(line["ended"])).seconds) < 300
         assert re.search(rf"^kts_export_rows\{{.*\}} {rows}$", metrics.read_text(), re.MULTILINE)
         child.terminate()
         out, err = child.communicate(timeout=120)

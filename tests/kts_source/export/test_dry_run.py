@@ -67,3 +67,11 @@ def test_kts_export_dry_run_prints_a_report(
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["dryRun"] is True
     assert not target.exists()
+
+
+def test_kts_export_dry_run_keeps_the_metrics_of_the_last_run(tmp_path: Path) -> None:
+    metrics = tmp_path / "export.prom"
+    metrics.write_text("kts_export_success 0\n")
+    arguments = ["export", str(TIER), "txn", str(tmp_path / "table"), "--key-prefix", "tiered/"]
+    assert main([*arguments, "--dry-run", "--prometheus", str(metrics)]) == 0
+    assert metrics.read_text() == "kts_export_success 0\n"
