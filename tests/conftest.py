@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["quick", "s3_server", "spark"]
 
 # No deadline: the run time of an example depends on the machine, not on the code.
-settings.register_profile("no deadline", deadline=None)
+settings.register_profile("no deadline", deadline=None, max_examples=quick.examples(100))
 settings.load_profile("no deadline")
 
 
@@ -28,6 +28,16 @@ def pytest_report_header() -> str:
     line names.
     """
     return f"KTS_EXAMPLES_SEED={os.environ['KTS_EXAMPLES_SEED']}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync() -> Generator[None]:
+    """Makes `os.fsync` return immediately: tests kill processes, but never the machine. Exports
+    would wait for the disk thousands of times.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

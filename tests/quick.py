@@ -25,6 +25,13 @@ def examples_source(name: str) -> random.Random:
     return random.Random(f"{_SEED} {name}")
 
 
+def examples(count: int) -> int:
+    """Returns the number of examples of a property test: `count` if `KTS_ALL_EXAMPLES=1`, as in
+    `.ci/run`, otherwise a quarter.
+    """
+    return count if os.environ.get("KTS_ALL_EXAMPLES") == "1" else count // 4
+
+
 def only(quick: int, examples: Iterable[object]) -> list[ParameterSet]:
     """Marks all examples as slow except the first `quick`, which `make test` runs."""
     return [

@@ -158,6 +158,7 @@ def running(
     command: Sequence[str | Path],
     port: int,
     *,
+    host: str = "127.0.0.1",
     environment: Mapping[str, str] | None = None,
     patience_seconds: float = _START_SECONDS,
 ) -> Iterator[None]:
@@ -178,7 +179,7 @@ def running(
         )
         try:
             deadline = time.monotonic() + patience_seconds
-            while not _answers(port):
+            while not _answers(host, port):
                 ended = process.poll() is not None
                 if ended or time.monotonic() > deadline:
                     state = f"ended with {process.returncode}" if ended else "does not answer"
@@ -196,6 +197,6 @@ def running(
                 process.wait()
 
 
-def _answers(port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0

@@ -20,8 +20,7 @@ from kts_source.engines.scan import scan
 from kts_source.errors import InvalidOptionError, KeyPrefixError, StoreError, TierNotFoundError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
-from kts_source.planning.describe import PartitionWatermark
-from kts_source.planning.disk_groups import OFFSETS_TOPIC, groups_on_disks
+from kts_source.planning.describe import OFFSETS_TOPIC, PartitionWatermark, groups_on_disks
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import likely_prefixes
 from kts_source.reporting.page import describe_unlocked
@@ -204,6 +203,8 @@ _CONFIGS: Final = (
     "max.message.bytes",
     "message.timestamp.type",
     "min.insync.replicas",
+    "remote.copy.lag.bytes",
+    "remote.copy.lag.ms",
     "remote.storage.enable",
     "retention.bytes",
     "retention.ms",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import time
 import uuid
 from contextlib import closing
@@ -35,8 +36,11 @@ from kts_source.errors import (
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.rejections import RecordCounts
+from kts_source.export.settings import ICEBERG
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import DeadLetterFile
+from kts_source.store.local_store import local_root
+from kts_source.store.open_store import scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -110,9 +114,10 @@ class DeadLetters:
         rows = batch.select(names).take(pa.array([entry.row for entry in rejected], pa.int64()))
         settings, count = self._job.settings, len(rejected)
         now_us = time.time_ns() // 1000
+        table = table_identity(settings.target, settings.table_format)
         facts = {
             "topicId": pa.array([topic_id] * count, pa.string()),
-            "target": pa.array([settings.target] * count, pa.string()),
+            "target": pa.array([table] * count, pa.string()),
             "exportId": pa.array([settings.export_id] * count, pa.string()),
             "runId": pa.array([self._job.run_id] * count, pa.string()),
             "rejectedAt": pa.array([now_us] * count, pa.timestamp("us", "UTC")),
@@ -137,6 +142,17 @@ class DeadLetters:
             with contextlib.suppress(Exception):
                 self._target.delete(self._key)
                 self._target.close()
+
+
+def table_identity(target: str, table_format: str) -> str:
+    """Returns a text that is equal for all spellings of a target: a relative path, an absolute path
+    and a `file:` URL can name the same folder.
+    """
+    if table_format == ICEBERG:
+        return target
+    if scheme_of(target) == "file":
+        return os.path.normpath(local_root(target))
+    return target.strip().rstrip("/")
 
 
 def check_dead_letters(settings: ExportSettings) -> None:

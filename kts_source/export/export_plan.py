@@ -96,11 +96,15 @@ def plan_export(
         DataLossError: See `check_rollback` and `check_logs`.
         TieredKafkaError: See `plan_scan` and `check_early_stops`.
     """
-    check_rollback(options, state)
+    is_rolled_back = check_rollback(options, state)
     continuation = Continuation(options, state.committed, resume)
-    plan = plan_scan(options, progress=continuation)
-    check_logs(options, plan.partitions, state)
-    return _plan_waves(plan, options, state.committed, commit_bytes, continuation.skipped)
+    scan = plan_scan(options, progress=continuation)
+    check_logs(options, scan.partitions, state)
+    plan = _plan_waves(scan, options, state.committed, commit_bytes, continuation.skipped)
+    if is_rolled_back and not plan.waves:
+        # A commit, even without rows, makes the next run accept the restored state.
+        return replace(plan, waves=(Wave((), ()),))
+    return plan
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
@@ -291,16 +295,19 @@ def _held_offset_at_time(tier: PartitionLog, timestamp_ms: int, held: OffsetRang
 # -- checks of the table and its logs
 
 
-def check_rollback(options: ScanOptions, state: TableState) -> None:
+def check_rollback(options: ScanOptions, state: TableState) -> bool:
     """Checks that the table was not restored to an earlier state. A restored table lacks rows at
     offsets that its commits recorded.
+
+    Returns:
+        True if the table was restored, and data loss is allowed.
 
     Raises:
         DataLossError: The table was restored to an earlier state, and data loss is not allowed.
     """
     text = state.rollback() if state.fingerprint else None
     if text is None:
-        return
+        return False
     text = (
         f"the table records offsets whose rows it no longer has: {text}. Restore the newest state"
         " that the export committed, or export into another table"
@@ -308,6 +315,7 @@ def check_rollback(options: ScanOptions, state: TableState) -> None:
     if options.fail_on_data_loss:
         raise DataLossError(f"{text}; failOnDataLoss=false continues without these rows")
     log.warning("%s; continuing without these rows", text)
+    return True
 
 
 def check_logs(
@@ -394,16 +402,19 @@ def _check_new_partition(options: ScanOptions, partition: PartitionPlan) -> None
 
 
 def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: str) -> None:
-    owner = "another topic id" if before.isdigit() else before
+    # Delta tables store only a digest of the id.
+    owner, earlier = before, f"={before}"
+    if before.isdigit():
+        owner, earlier = "another topic id", " to its id, which the log of this run names"
     text = (
         f"topic {topic} was created again: the table has records of {owner}, but the topic has id"
-        f" {topic_id} now. Records of the earlier topic that were not exported can no longer be"
-        " read"
+        f" {topic_id} now. If the tier still has records of the earlier topic that were not"
+        f" exported, first run once with topicId{earlier}"
     )
     if options.fail_on_data_loss:
         raise DataLossError(
-            f"{text}. Export into another table. To add records of the new topic to this table, set"
-            " option topicId to the new id, or failOnDataLoss=false",
+            f"{text}. Then export the new topic into another table, or add its records to this"
+            f" table: set topicId={topic_id}, or failOnDataLoss=false",
             topic=topic,
         )
     log.warning("%s", text)

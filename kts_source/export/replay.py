@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ExportError
+from kts_source.export.dead_letters import table_identity
 from kts_source.export.parquet_file import DataFile, open_parquet
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.tables.target_store import open_target
@@ -115,23 +116,23 @@ def replay_tasks(
     Skips files of other tables and of topics that the options do not select.
 
     Raises:
-        ExportError: The table does not contain the offset of a dead letter, or two files contain
-            the same offset.
+        ExportError: The table does not contain the offset of a dead letter, two files contain the
+            same offset, or the folder never had a file of this table.
     """
     assert settings.dead_letters is not None
     tasks: list[ReplayTask] = []
     seen: dict[tuple[str, int, int], str] = {}
+    others: set[str] = set()
     with closing(open_target(settings.dead_letters, settings.storage)) as store:
-        files = [
-            DataFile(entry.key, entry.size, {})
-            for entry in store.list_objects("")
-            if _NAME.fullmatch(entry.key)
-        ]
+        entries = list(store.list_objects(""))
+        files = [DataFile(e.key, e.size, {}) for e in entries if _NAME.fullmatch(e.key)]
+        names = (entry.key.removeprefix(REPLAYED) for entry in entries)
+        is_done = any(state.is_replayed(name) for name in names)
         _move(store, (file for file in files if state.is_replayed(file.key)))
         for file in sorted(files, key=lambda file: file.key):
             if state.is_replayed(file.key):
                 continue
-            rows = _locations(store, file, settings, options)
+            rows = _locations(store, file, settings, options, others)
             for row in rows:
                 _check_row(row, state, store.uri(file.key))
                 key = row[TOPIC_ID], row[PARTITION], row[OFFSET]
@@ -146,24 +147,40 @@ def replay_tasks(
             if rows:
                 topic_ids = {(row[TOPIC], row[PARTITION]): row[TOPIC_ID] for row in rows}
                 tasks.append(ReplayTask(len(tasks), file, topic_ids))
+    if not tasks and not is_done and state.letters is not None:
+        text = f" It has dead letters of {', '.join(sorted(others))}." if others else ""
+        raise ExportError(
+            f"the table records rejected rows, but the folder {settings.dead_letters} has no dead"
+            f" letters of table {settings.target}, export {settings.export_id!r}, and of the"
+            f" selected topics.{text} Set dead_letters, target, export_id and the topics of the run"
+            " that rejected them"
+        )
     return tasks
 
 
 def _locations(
-    store: TargetStore, file: DataFile, settings: ExportSettings, options: ScanOptions
+    store: TargetStore,
+    file: DataFile,
+    settings: ExportSettings,
+    options: ScanOptions,
+    others: set[str],
 ) -> list[dict[str, Any]]:
     """Returns topic, partition and offset of each row of a file. Returns no rows if the file
     belongs to another table, or if the options select none of its topics. Raises `ExportError` if
     the options select only some of its topics.
+
+    Adds the names of other tables to `others`.
     """
     with open_parquet(store, file) as parquet:
         if not {*_OWNER, *_LOCATION} <= {*parquet.schema_arrow.names}:
             log.warning("%s is not replayed: it does not name its table", store.uri(file.key))
             return []
         rows: list[dict[str, Any]] = parquet.read([*_OWNER, *_LOCATION]).to_pylist()
-    owner = settings.target, settings.export_id
-    if any(tuple(row[name] for name in _OWNER) != owner for row in rows):
+    owner = table_identity(settings.target, settings.table_format), settings.export_id
+    owners = {(row["target"], row["exportId"]) for row in rows}
+    if any((table_identity(name, settings.table_format), id_) != owner for name, id_ in owners):
         log.info("%s is not replayed: it belongs to another table", store.uri(file.key))
+        others.update(f"table {name}, export {export_id!r}" for name, export_id in owners)
         return []
     topics = {row[TOPIC] for row in rows}
     wanted = topics.intersection(options.selection.wanted(sorted(topics)))

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from kts_source.errors import InvalidOptionError
 from kts_source.options.parsing import Option, parse_choice, parse_text
 from kts_source.options.selection import Assign, Subscribe
-from kts_source.registry.by_id import RegistryAccess, RegistryPlace
+from kts_source.registry.client import RegistryAccess, RegistryPlace
 from kts_source.registry.schema_registry import AVRO, JSON, PROTOBUF, latest_schema
 from kts_source.secret import Secret
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kts_source.cache.caches import CacheSettings
     from kts_source.options.selection import Selection
     from kts_source.predicate.model import FindField
-    from kts_source.registry.by_id import RegistryPlace
+    from kts_source.registry.client import RegistryPlace
     from segment_format.values.avro.schema import Schema
 
 

@@ -1,4 +1,6 @@
-"""Describes a tier: which offsets of each partition a reader can read without brokers."""
+"""Describes a tier: which offsets of each partition a reader can read without brokers, and which
+offsets consumer groups committed on the disks of brokers.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,10 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.store.joined_store import additional_store_prefix, is_in_additional_store
 from kts_source.texts import Displayed, Table, format_bytes
 from kts_source.tier import Tier, open_tier
+from segment_format.metadata.group_offsets import committed_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import pandas as pd
 
@@ -47,11 +50,14 @@ if TYPE_CHECKING:
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.store.object_store import ObjectStore
+    from segment_format.metadata.group_offsets import CommittedOffset, GroupPartition
+    from segment_format.record.records import DecodedBatch
 
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _THREADS: Final = 16
+OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,3 +534,33 @@ def locked_partition(listed: ListedPartition, keys: tuple[str, ...]) -> LockedPa
         sum(segment.objects.size_in_bytes for segment in segments),
         tuple(f"{', '.join(orphan.keys)}: {orphan.reason}" for orphan in listed.orphans),
     )
+
+
+def groups_on_disks(options: ScanOptions) -> dict[GroupPartition, CommittedOffset]:
+    """Returns the last committed offsets of all groups, sorted by group, topic and partition.
+
+    Args:
+        options: Options of a read_uncommitted scan of `OFFSETS_TOPIC` with `layout=kafka-logs`. In
+            read_committed, an open transaction would hide the later commits of other groups.
+
+    Raises:
+        TieredKafkaError: The disks cannot be read, or lack offsets.
+        InvalidMetadataError: A record is malformed.
+    """
+    offsets: dict[GroupPartition, CommittedOffset] = {}
+    plan = plan_scan(options, tasks=False)
+    with closing(open_tier(options)) as tier:
+        source = SegmentSource(tier, options.key_ring.loaded())
+        side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+        for partition in plan.partitions:
+            offsets |= committed_offsets(_batches(partition, side_files))
+    return dict(sorted(offsets.items()))
+
+
+def _batches(partition: PartitionPlan, side_files: SideFiles) -> Iterator[DecodedBatch]:
+    for span, start, stop in partition.wanted_ranges():
+        for batch in side_files.batches(span.segment, 0):
+            if batch.base_offset >= stop:
+                break
+            if batch.last_offset >= start:
+                yield batch

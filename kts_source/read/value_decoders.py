@@ -36,10 +36,9 @@ from kts_source.options.value_formats import (
     PROTOBUF_CONFLUENT,
     UTF8,
 )
-from kts_source.registry.by_id import ById
 from kts_source.registry.schema_registry import AVRO as AVRO_SCHEMA
 from kts_source.registry.schema_registry import PROTOBUF as PROTOBUF_SCHEMA
-from kts_source.registry.schema_registry import find_schema
+from kts_source.registry.schema_registry import ById, find_schema
 from segment_format.values.registry_framing import AS_JSON, CONFLUENT_HEADER, OTHER_IDS
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kts_source.options.value_formats import ColumnFormat
-    from kts_source.registry.by_id import RegistryPlace
+    from kts_source.registry.client import RegistryPlace
     from segment_format.values.avro.schema import Schema
     from segment_format.values.decoded import ValueDecoder
 

@@ -1,4 +1,4 @@
-"""Sends HTTP requests to a registry, and retries them.
+"""Defines the location and credentials of a registry, sends HTTP requests to it, and retries them.
 
 Credentials are only sent to the configured address: a redirect of a request with credentials is an
 error.
@@ -9,22 +9,26 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import hashlib
 import http.client
 import json
 import ssl
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
+from kts_source.cache.caches import NO_CACHE
 from kts_source.errors import RegistryError, RegistryUnavailableError, StoreUnavailableError
 from kts_source.store.object_store import Tally
 from kts_source.store.request_policy import RetryPolicy, TransientError
 
 if TYPE_CHECKING:
     from kts_source.broker.settings import Tls
-    from kts_source.registry.by_id import RegistryAccess, RegistryPlace
+    from kts_source.cache.caches import CacheSettings
+    from kts_source.secret import Secret
 
 RETRY: Final = RetryPolicy(
     max_attempts=4, first_pause_seconds=0.2, max_pause_seconds=2.0, give_up_after_seconds=30.0
@@ -39,6 +43,81 @@ _UNKNOWN: Final = (40401, 40402, 40403)
 """Error codes for an unknown subject, version or schema."""
 _UNKNOWN_IN_APICURIO: Final = ("ArtifactNotFoundException", "ContentNotFoundException")
 """Error names of Apicurio's own API for an unknown global id or content id."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RegistryAccess:
+    """Credentials and TLS settings for a registry.
+
+    Attributes:
+        user: User name for Basic authentication; empty if it is not used.
+        token: Bearer token; empty if it is not used.
+        headers: Names and values of HTTP headers that select one of several registries at the same
+            address.
+        tls: Trusted certificate authorities and client certificate; `None` = trust the authorities
+            of this machine.
+    """
+
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    tls: Tls | None = None
+
+    @property
+    def has_credentials(self) -> bool:
+        """True if requests carry credentials. Redirects of such requests are not followed."""
+        return bool(self.user or self.password or self.token or (self.tls and self.tls.chain))
+
+    @property
+    def tenant(self) -> str | None:
+        """A text that distinguishes the registries at one address. It contains no secret.
+
+        Confluent Cloud serves many registries at one address, and selects one by the user or a
+        header. The result is `None` if only a token selects the registry, because a text derived
+        from the token would reveal information about it.
+        """
+        if self.token and not self.headers:
+            return None
+        chain = hashlib.blake2b(b"".join(self.tls.chain if self.tls else ()), digest_size=16)
+        return repr((self.user, self.headers, chain.hexdigest()))
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryPlace:
+    """A registry or a folder of schemas.
+
+    Attributes:
+        place: URL of the registry, without user and password, or path of the folder.
+        access: Credentials for the URL; `None` if no credentials are needed.
+        cache: Settings of the cache on this machine's disk.
+        ids: Kind of ids to look up with Apicurio's own API; empty to use Confluent's API.
+        subject: Subject to send with each id; empty if unknown. Ids are unique only within a
+            context of a registry, and a subject such as `:.staging:orders-value` names its context.
+    """
+
+    place: str
+    access: Secret[RegistryAccess] | None = field(default=None, hash=False)
+    cache: CacheSettings = NO_CACHE
+    ids: Literal["", "globalId", "contentId"] = ""
+    subject: str = ""
+
+    @property
+    def is_url(self) -> bool:
+        """True if schemas come from a registry, not from a folder."""
+        return self.place.lower().startswith(("http://", "https://"))
+
+    @property
+    def is_near(self) -> bool:
+        """True if the registry is on this machine. Then a disk cache saves no time."""
+        host = urlsplit(self.place).hostname or "" if self.is_url else "localhost"
+        return host in ("localhost", "::1") or host.startswith("127.")
+
+    def revealed_access(self) -> RegistryAccess:
+        """Returns the credentials in plain text. Returns an empty `RegistryAccess` without
+        credentials.
+        """
+        return RegistryAccess() if self.access is None else self.access.reveal()
 
 
 class UnknownSchemaError(LookupError):

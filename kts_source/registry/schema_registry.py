@@ -25,6 +25,10 @@ JSON: `{"kind": …, "parts": [[name, base64], …]}`. The name of an entry cons
 registry address, tenant (`RegistryAccess.tenant`), kind of ids (for Apicurio's own API), subject
 and id. Schemas of a registry on this machine are cached only if a cache folder is configured,
 because a test registry that is recreated assigns the same ids to other schemas.
+
+`ById` caches the objects that are created from schemas, such as decoders, in memory. Each id is
+requested only once. Memory and number of requests are limited, even if malicious values contain
+many different ids.
 """
 
 from __future__ import annotations
@@ -38,26 +42,33 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from kts_source.cache.caches import opened_cache
-from kts_source.errors import RegistryError
+from kts_source.errors import RegistryError, TieredKafkaError
 from kts_source.libraries import require
 from kts_source.registry.client import UnknownSchemaError, ask, ask_text
+from kts_source.texts import one_line
 from segment_format.values.protobuf.schema import read_fields, read_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kts_source.cache.caches import CacheSettings
     from kts_source.cache.disk_cache import DiskCache
-    from kts_source.registry.by_id import RegistryPlace
+    from kts_source.registry.client import RegistryPlace
 
 
 log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound="int | str")
+T = TypeVar("T")
 
 AVRO: Final = "AVRO"
 JSON: Final = "JSON"
@@ -65,6 +76,14 @@ PROTOBUF: Final = "PROTOBUF"
 
 EXTRA: Final = "registry"
 """The extra of this package with the libraries for Avro and Protobuf."""
+
+MAX_SCHEMAS: Final = 1000
+"""Size of the LRU cache of schemas."""
+MAX_UNKNOWN: Final = 1000
+"""Maximum number of failed lookups of ids within `UNKNOWN_SECONDS`. Malformed values may contain
+any id.
+"""
+UNKNOWN_SECONDS: Final = 300.0
 
 _CACHE_FORMAT: Final = "schema 1"
 _PROTOC_SECONDS: Final = 60.0
@@ -421,3 +440,57 @@ def _run_protoc(folder: Path, main: str) -> _Parts:
 def _file_name(file: bytes) -> str:
     names = [value for number, value in read_fields(file) if number == 1]
     return names[-1].decode() if names and isinstance(names[-1], bytes) else ""
+
+
+class ById(Generic[K, T]):
+    """Creates objects from schemas, and caches them by schema id. Thread-safe: an object is created
+    only once.
+
+    Args:
+        make: Creates the object for an id. `get` raises a `TieredKafkaError` of `make` unchanged.
+            Any other error means that the id has no usable schema; this result is cached.
+    """
+
+    def __init__(self, make: Callable[[K], T]) -> None:
+        self._make = make
+        self._objects: OrderedDict[K, T] = OrderedDict()
+        self._unknown: dict[K, str] = {}
+        self._unknown_since = 0.0
+        self._lock = threading.Lock()
+
+    def get(self, schema_id: K) -> T:
+        """Returns the object for an id.
+
+        Raises:
+            LookupError: The id has no usable schema. This result is cached for up to
+                `UNKNOWN_SECONDS`.
+            RegistryError: The id is not looked up, because too many other ids had no usable schema.
+                This result is not cached.
+            TieredKafkaError: Raised by `make`.
+        """
+        with self._lock:
+            if schema_id not in self._objects:
+                self._objects[schema_id] = self._make_object(schema_id)
+                if len(self._objects) > MAX_SCHEMAS:
+                    self._objects.popitem(last=False)
+            self._objects.move_to_end(schema_id)
+            return self._objects[schema_id]
+
+    def _make_object(self, schema_id: K) -> T:
+        if time.monotonic() - self._unknown_since > UNKNOWN_SECONDS:
+            self._unknown, self._unknown_since = {}, time.monotonic()
+        if (reason := self._unknown.get(schema_id)) is not None:
+            raise LookupError(reason)
+        if len(self._unknown) >= MAX_UNKNOWN:
+            raise RegistryError(
+                f"schema {schema_id} is not requested, because {MAX_UNKNOWN:,} other ids within"
+                f" {UNKNOWN_SECONDS:.0f} s had no usable schema. Check that this is the registry of"
+                " the topic, and that the topic's values have the configured format."
+            )
+        try:
+            return self._make(schema_id)
+        except TieredKafkaError:
+            raise
+        except Exception as error:  # noqa: BLE001  # no such schema, or an unusable one
+            self._unknown[schema_id] = one_line(f"{type(error).__name__}: {error}")
+            raise LookupError(self._unknown[schema_id]) from None

@@ -191,6 +191,21 @@ def test_documented_speeds_match_benchmark_results(row: str, page: str, text: st
     assert text.format(figure) in words
 
 
+def test_capacity_on_paper_uses_measured_cost_of_scans_over_tls() -> None:
+    results = (ROOT / "benchmarks" / "results" / "tls_s3.md").read_text()
+    measured = re.findall(r"JVM and Python: (\d+) ns a record over TLS", results)
+    stated = re.findall(r"([\d,]+) ns a\s+record of", _page("capacity.md"))
+    assert len(measured) == 2
+    assert [float(figure.replace(",", "")) for figure in stated] == pytest.approx(
+        [float(figure) for figure in measured], rel=0.1
+    )
+
+
+def test_each_platform_has_page_and_package_list() -> None:
+    lists = {path.name.split("-")[0] for path in (ROOT / "tests" / "platforms").glob("*.txt")}
+    assert {page.stem for page in (DOCS / "platforms").glob("*.md")} == lists
+
+
 def test_navigation_lists_every_page() -> None:
     document = tomllib.loads((ROOT / "zensical.toml").read_text())
     names = set(re.findall(r"[\w/-]+\.md", str(document["project"]["nav"])))

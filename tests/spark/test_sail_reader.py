@@ -20,6 +20,7 @@ from kts_source.spark.datasource import TieredKafkaDataSource
 from kts_source.spark.readers import TieredKafkaBatchReader
 from kts_source.spark.sail import FilteringSailReader, condition_of
 from tests.golden_data import tier_options
+from tests.quick import examples
 
 pytestmark = pytest.mark.skipif(
     not hasattr(datasource, "EqualTo"),
@@ -81,7 +82,7 @@ def _accepts(pushed_filter: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
     return bool(COMPARISONS[name](cell, pushed_filter.value))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(pushed_filters=st.lists(filters(), max_size=3))
 def test_pushed_condition_keeps_every_row_that_its_filters_accept(
     pushed_filters: list[Any],

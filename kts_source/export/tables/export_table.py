@@ -86,6 +86,10 @@ _LEASE_SECONDS: Final = 600.0
 STATE_VERSION: Final = 2
 """Version of what an export records in its table. Version 1 was never released."""
 _EXPIRED: Final = re.compile("ExpiredToken|TokenRefreshRequired")
+_REFUSED_LOGINS: Final = frozenset(
+    {"UnauthorizedError", "AuthorizationExpiredError", "ForbiddenError", "OAuthError"}
+)
+"""Exceptions of PyIceberg if a REST catalog refuses a login or a request."""
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
@@ -529,11 +533,15 @@ class ExportTable(ABC):
         """
         catalog = self._settings.catalog.reveal().items()
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
+        # A login to a REST catalog is "id:secret".
+        hidden |= {value.partition(":")[2] for name, value in catalog if name == "credential"}
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
         reason = _library_text(scrub(f"{type(error).__name__}: {error}", hidden))
         if _EXPIRED.search(reason):
             reason += f". {expiry_advice(self._settings.storage.reveal(), os.environ)}"
+        if type(error).__name__ in _REFUSED_LOGINS:
+            reason += ". Check token or credential in catalog=… and the permissions of this login"
         return kind(f"{text}: {reason}", uri=self._uri)
 
 

@@ -32,6 +32,7 @@ import json
 import re
 import time
 import zlib
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -166,6 +167,29 @@ class IcebergExportTable(ExportTable):
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._library_error("the catalog cannot be opened", error) from None
 
+    @contextmanager
+    def marked(self, run_id: str) -> Iterator[None]:
+        """See `ExportTable.marked`. Creates the namespace of a new table first, because a REST
+        catalog chooses no location in a missing namespace.
+        """
+        if self._open() is None:
+            self._create_namespace()
+        with super().marked(run_id):
+            yield
+
+    def _create_namespace(self) -> None:
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        namespace = self._settings.target.rpartition(".")[0]
+        try:
+            try:
+                # Creating an existing namespace would need a permission that the user may lack.
+                self._catalog.load_namespace_properties(namespace)
+            except NoSuchNamespaceError:
+                self._catalog.create_namespace_if_not_exists(namespace)
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._library_error("the namespace cannot be created", error) from None
+
     def _root(self) -> str:
         """Returns the root of the table. If the table does not exist, returns the root that the
         catalog defines for it.
@@ -174,10 +198,13 @@ class IcebergExportTable(ExportTable):
             InvalidOptionError: The table does not exist, and the catalog does not define where new
                 tables are created.
         """
+        from pyiceberg.catalog.rest import RestCatalog
         from pyiceberg.exceptions import NoSuchNamespaceError
 
         if (table := self._open()) is not None:
             return table.location().rstrip("/")
+        if isinstance(self._catalog, RestCatalog):
+            return self._chosen_location
         namespace, _, name = self._settings.target.rpartition(".")
         try:
             properties = self._catalog.load_namespace_properties(namespace)
@@ -191,6 +218,28 @@ class IcebergExportTable(ExportTable):
             "the catalog does not define the location of new tables: create"
             f" {self._settings.target} first, or set the property warehouse in catalog=…"
         )
+
+    @cached_property
+    def _chosen_location(self) -> str:
+        """The location that a REST catalog chooses for the new table.
+
+        The property `warehouse` of such a catalog may be a name instead of a URL. Some catalogs
+        choose another location at each request.
+        """
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
+        try:
+            # Stages the creation with any schema. The catalog stores nothing.
+            staged = self._catalog.create_table_transaction(
+                self._settings.target, pa.schema([("offset", pa.int64())])
+            )
+        except TableAlreadyExistsError:  # another export created it first
+            return self._root()
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._library_error(
+                "the catalog does not choose the location of the new table. Create it first", error
+            ) from None
+        return staged.table_metadata.location.rstrip("/")
 
     def _open(self) -> Table | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -367,7 +416,6 @@ class IcebergExportTable(ExportTable):
 
         target = self._settings.target
         try:
-            self._catalog.create_namespace_if_not_exists(target.rpartition(".")[0])
             with (
                 CHECKSUMS_WHEN_REQUIRED,
                 self._catalog.create_table_transaction(

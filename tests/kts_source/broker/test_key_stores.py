@@ -33,6 +33,7 @@ from tests.kts_source.broker.certificates import (
     stranger,
     trust_pkcs12,
 )
+from tests.quick import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,7 +165,7 @@ def test_truncated_key_store_is_an_error(size: int) -> None:
         trusted_certificates(body + jks_digest(body), PASSWORD)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_randomly_damaged_key_store_raises_or_returns_certificates(data: st.DataObject) -> None:
     body = bytearray(jks(ROOTS, key_chain=client().chain_der)[:-20])

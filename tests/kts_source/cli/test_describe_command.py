@@ -41,19 +41,19 @@ def test_describe_prints_configuration_and_lag_of_brokers(
     builder.append([SimpleRecord(b"x")] * 9)
     with FakeCluster() as brokers:
         brokers.create("orders", [FakePartition(fake_log(builder.build()))])
-        brokers.configs = {"retention.ms": "604800000"}
+        brokers.configs = {"remote.copy.lag.ms": "3600000", "retention.ms": "604800000"}
         brokers.groups = {"billing": (0, {("orders", 0): 4, ("other", 0): 1})}
         command = ["describe", "orders", "-b", brokers.bootstrap]
         assert main([*command, "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert document["partitions"][0]["highWatermark"] == 9
-        assert document["configs"] == {"orders": {"retention.ms": "604800000"}}
+        assert document["configs"] == {"orders": brokers.configs}
         assert [(row["group"], row["offset"], row["lag"]) for row in document["groups"]] == [
             ("billing", 4, 5)
         ]
         assert main(command) == 0
         out = capsys.readouterr().out
-        assert "  retention.ms=604800000\n" in out
+        assert "  remote.copy.lag.ms=3600000\n  retention.ms=604800000\n" in out
         assert out.splitlines()[-1].split() == ["billing", "Empty", "orders", "0", "4", "9", "5"]
         assert main(["groups", "-b", brokers.bootstrap, "--group", "none", "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == []

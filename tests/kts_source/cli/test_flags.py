@@ -134,7 +134,7 @@ def test_arguments_of_an_export_are_replaced_by_its_flags() -> None:
     flags = {flag for each in all_commands()["export"].params for flag in each.opts}
     shown = {name: with_flags(f"{name}=True") for name in ExportArguments.__annotations__}
     without_flag = {name for name, flag in shown.items() if flag not in flags}
-    assert without_flag == {"transform", "target_options", "catalog"}
+    assert without_flag == {"transform", "target_options", "catalog", "writer"}
 
 
 def test_all_flags_are_listed_in_the_order_of_the_options(

@@ -481,16 +481,23 @@ sys.exit(main(arguments))
 """
 
 
+@pytest.fixture(scope="module")
+def printed_rows() -> list[bytes]:
+    """Returns the lines that `KTS_CAT` prints."""
+    return subprocess.run(KTS_CAT, capture_output=True, check=True).stdout.splitlines()
+
+
 @pytest.mark.parametrize("name", ["write", "flush"])
 @pytest.mark.parametrize("event", ["call", "return"])
-def test_interrupt_while_writing_prints_no_row_twice(event: str, name: str) -> None:
-    rows = subprocess.run(KTS_CAT, capture_output=True, check=True).stdout.splitlines()
+def test_interrupt_while_writing_prints_no_row_twice(
+    event: str, name: str, printed_rows: list[bytes]
+) -> None:
     command = [sys.executable, "-c", INTERRUPTED, event, name, *CAT]
     done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (130, b"interrupted")
     printed = done.stdout.splitlines()
-    assert printed == rows[: len(printed)]
-    assert len(set(rows)) == len(rows) > 1
+    assert printed == printed_rows[: len(printed)]
+    assert len(set(printed_rows)) == len(printed_rows) > 1
 
 
 @pytest.mark.parametrize(

@@ -145,19 +145,32 @@ def test_plan_file_created_before_unclean_election_is_refused(lake: Lake, tmp_pa
         lake.export({**tier.options, "planFile": str(plan)})
 
 
-def test_export_of_recreated_topic_raises(lake: Lake, tmp_path: Path) -> None:
+def test_export_of_recreated_topic_raises(
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = Elections(tmp_path / "tier")
     first.upload((1, "old", 0, 10))
     lake.export(first.options)
+    first.upload((1, "old", 0, 10), (1, "late", 10, 20), only=1)
     second = Elections(tmp_path / "tier")
     second._uploads = 5
     second.upload((1, "new", 0, 5))
     assert first.topic_id != second.topic_id
-    with pytest.raises(DataLossError, match=r"topic t was created again.*topicId"):
+    with (
+        caplog.at_level("WARNING"),
+        pytest.raises(DataLossError, match=r"topic t was created again") as raised,
+    ):
         lake.export(second.options)
+    advice = f"first run once with topicId={first.topic_id}. Then "
+    if lake.table_format == "delta":
+        advice = "first run once with topicId to its id, which the log of this run names. Then "
+        assert f"reading topic id {second.topic_id}, not {first.topic_id}" in caplog.text
+    assert advice in str(raised.value)
+    assert f"set topicId={second.topic_id}, or " in str(raised.value)
+    assert ranges(lake.export({**second.options, "topicId": first.topic_id})) == [(10, 20)]
     report = lake.export({**second.options, "topicId": second.topic_id})
     assert ranges(report) == [(0, 5)]
-    assert lake.read().num_rows == 15
+    assert lake.read().num_rows == 25
     assert lake.export(second.options).commits == 0
 
 
@@ -260,6 +273,22 @@ def test_export_into_rolled_back_table_raises(table_format: str, tmp_path: Path)
     assert ranges(lake.export(tier.options(failOnDataLoss="false"))) == [(20, 30)]
     assert table_offsets(lake) == [*range(10), *range(20, 30)]
     assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
+
+
+@pytest.mark.parametrize("table_format", TABLES)
+def test_accepted_rollback_without_new_records_is_accepted_once(
+    table_format: str, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options())
+    lake.export(tier.grow(1).options())
+    roll_back(lake, 0)
+    report = lake.export(tier.options(failOnDataLoss="false"))
+    assert (report.rows, report.commits) == (0, 1)
+    assert lake.export(tier.options()).commits == 0
+    assert table_offsets(lake) == list(range(10))
+    assert ranges(lake.export(tier.grow(1).options())) == [(20, 30)]
 
 
 @pytest.mark.parametrize("table_format", TABLES)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,8 +26,6 @@ from tests.kts_source.export.killing import Killed
 from tests.kts_source.read.typed_tier import T0, TOPIC
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kts_source.export.report import BackfillReport
 
 BAD = {3, 7, 15}
@@ -198,6 +198,57 @@ def test_replay_skips_dead_letters_of_other_tables(exports: Exports, tmp_path: P
     assert exports.rejected() == sorted(BAD)
     assert other.export(exports.tier, **exports.arguments, replay=True).rows == 3
     assert exports.rejected() == []
+
+
+def test_replay_from_a_folder_without_dead_letters_of_the_table_is_refused(
+    exports: Exports, tmp_path: Path
+) -> None:
+    exports.run()
+    with pytest.raises(ExportError, match="has no dead letters of table") as raised:
+        exports.run(replay=True, dead_letters=str(tmp_path / "wrong"))
+    assert "It has" not in raised.value.message
+    exports.correct()
+    for path in exports.letters.glob("*.parquet"):
+        table = pq.read_table(path)
+        index = table.schema.get_field_index("target")
+        other = pa.array(["s3://lake/other"] * table.num_rows)
+        (tmp_path / "shared").mkdir(exist_ok=True)
+        pq.write_table(table.set_column(index, "target", other), tmp_path / "shared" / path.name)
+    with pytest.raises(ExportError, match="dead letters of table s3://lake/other, export"):
+        exports.run(replay=True, dead_letters=str(tmp_path / "shared"))
+    assert exports.run(replay=True).rows == 3  # as the error advises
+    assert exports.rows() == ALL
+    assert exports.run(replay=True).replayed == 0
+
+
+@dataclass(frozen=True)
+class LakeAt(Lake):
+    """A lake whose target has another spelling."""
+
+    spelling: str
+
+    @property
+    def target(self) -> str:
+        return self.spelling
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+@pytest.mark.parametrize("is_url", [False, True])
+def test_dead_letters_are_replayed_for_each_spelling_of_the_target(
+    table_format: str, is_url: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports = Exports(Lake(tmp_path, table_format))
+    absolute = exports.lake.target
+    exports.lake = LakeAt(tmp_path, table_format, f"{Path(absolute).name}/")
+    monkeypatch.chdir(tmp_path)
+    exports.run()
+    exports.correct()
+    monkeypatch.chdir("/")
+    spelling = f"file://{absolute}" if is_url else absolute
+    exports.lake = LakeAt(tmp_path, table_format, spelling)
+    assert exports.run(replay=True).rows == 3
+    exports.lake = Lake(tmp_path, table_format)
+    assert exports.rows() == ALL
 
 
 def test_copied_dead_letters_are_refused(exports: Exports) -> None:

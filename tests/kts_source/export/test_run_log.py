@@ -6,8 +6,6 @@ import dataclasses
 import json
 import logging
 import re
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ from tests.kts_source.export.small_tier import T0, SmallTier, offset_option
 from tests.kts_source.read.typed_tier import TOPIC, write
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 LOGGER = "kts_source.export.run"
@@ -223,14 +222,22 @@ def test_offsets_after_an_open_transaction_cause_no_warning(
     assert not [r for r in caplog.records if r.name == LOGGER and r.levelno >= logging.WARNING]
 
 
-def stderr_of(*arguments: str) -> str:
-    command = [sys.executable, "-m", "kts_source.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+@pytest.fixture
+def stderr_of(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Returns a function that runs a command in this process, and returns what it and its worker
+    processes write to standard error.
+    """
+
+    def run(*arguments: str) -> str:
+        assert main(list(arguments)) == 0
+        return capfd.readouterr().err
+
+    return run
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_verbose_export_command_prints_log_lines_with_time_and_level(
-    workers: str, tmp_path: Path
+    workers: str, tmp_path: Path, stderr_of: Callable[..., str]
 ) -> None:
     path = write(tmp_path / "tier", [[b'{"id": 1}', b"no JSON"], [b'{"id": 2}']])["path"]
     arguments = ["export", path, TOPIC, "--workers", workers, "--json"]
@@ -259,7 +266,9 @@ def test_verbose_command_that_fails_prints_a_line_with_time(
         assert [bool(re.fullmatch(dated, line)) for line in lines] == [True] * len(more)
 
 
-def test_verbose_cat_command_prints_log_lines(tmp_path: Path) -> None:
+def test_verbose_cat_command_prints_log_lines(
+    tmp_path: Path, stderr_of: Callable[..., str]
+) -> None:
     path = write(tmp_path / "tier", [[b"1", b"2"]])["path"]
     assert stderr_of("cat", path, TOPIC) == ""
     assert " INFO kts_source.read.read_task: " in stderr_of("cat", path, TOPIC, "--verbose")

@@ -18,6 +18,7 @@ from kts_source.store.object_store import ObjectInfo
 from segment_format.kafka_uuid import uuid_to_text
 from tests.golden_data import KEY_PREFIX, TIER, TOPICS
 from tests.object_names import parse_segment_file_name
+from tests.quick import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,7 +119,7 @@ def check(listed: PartitionListing, listing: Sequence[ObjectInfo], prefix: str) 
     assert described == [*(False for _ in unknown), *("rsm-manifest" in keys for keys in broken)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(listings())
 def test_listing_of_random_names_equals_separately_parsed_names(listing: list[ObjectInfo]) -> None:
     check(list_partition(listing), listing, f"{FOLDER.folder}12/")

@@ -204,7 +204,7 @@ def test_folder_with_schema_files_named_by_uuid_is_used_as_registry(
     (folder / "00000000-0000-0000-0000-000000000008.avsc").write_text(schema)
     again = kts_source.scan(options | {"columns": "value,offset", "where": "value.a IS NULL"})
     assert again.to_table()["value"].to_pylist() == [None]
-    monkeypatch.setattr("kts_source.registry.by_id.UNKNOWN_SECONDS", -1.0)
+    monkeypatch.setattr("kts_source.registry.schema_registry.UNKNOWN_SECONDS", -1.0)
     assert kts_source.scan(options).to_table()["value"].to_pylist() == [{"a": 7, "b": 1}] * 2
     with pytest.raises(InvalidOptionError, match="avro-glue reads schemas only from a folder"):
         parse_options({**options, "value.schema-registry.url": "http://x"})

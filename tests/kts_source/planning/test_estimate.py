@@ -14,6 +14,7 @@ from kts_source.planning import estimate
 from kts_source.planning.estimate import counted_requests
 from kts_source.read.segment_source import request_groups
 from segment_format.manifest.chunk_index import ChunkIndex, FixedChunkIndex
+from tests.quick import examples
 from tests.segment_format.manifest.writers import variable_index
 
 MIB = 1 << 20
@@ -62,7 +63,7 @@ def make_full_slice(*sizes: int) -> tuple[Any, bool]:
 @example([make_full_slice(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50)
 # The sizes of the requests are one byte above or below the limits.
 @example([make_full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
 def test_estimated_requests_equal_the_requests_of_the_reader(
     drawn_slices: list[tuple[Any, bool]], chunks_at_once: int

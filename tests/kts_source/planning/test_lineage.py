@@ -22,6 +22,7 @@ from kts_source.planning.lineage import (
 )
 from segment_format.index.checkpoints import EpochEntry
 from tests.kts_source.planning.segments import make_lineage, make_segment
+from tests.quick import examples
 
 if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
@@ -267,7 +268,7 @@ def test_gap_after_segment_of_dead_branch_is_reported_as_hole() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12),
     st.integers(0, 70),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_partition_log_has_each_offset_once_in_a_range_or_hole(
     shapes: list[tuple[int, int]], log_start: int
 ) -> None:

@@ -12,13 +12,14 @@ from kts_source.predicate.evaluate import evaluate, java_string, wanted_rows
 from kts_source.predicate.parse import parse_predicate
 from tests.kts_source.predicate.generated import PREDICATES, ROWS, make_batch
 from tests.kts_source.predicate.oracle import truth
+from tests.quick import examples
 
 if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
     from tests.kts_source.predicate.oracle import Row
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(PREDICATES, st.lists(ROWS, max_size=6), st.integers(0, 2))
 def test_columnar_evaluation_equals_row_by_row_evaluation(
     predicate: Predicate, rows: list[Row], skipped: int

@@ -15,13 +15,14 @@ from kts_source.predicate.model import MAX_INT64, MIN_INT64, columns_of
 from kts_source.predicate.parse import parse_predicate
 from tests.kts_source.predicate.generated import PREDICATES, ROWS
 from tests.kts_source.predicate.oracle import truth
+from tests.quick import examples
 
 if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
     from tests.kts_source.predicate.oracle import Row
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(PREDICATES, ROWS)
 def test_region_of_predicate_contains_every_matching_row(predicate: Predicate, row: Row) -> None:
     for wanted in (True, False):
@@ -31,7 +32,7 @@ def test_region_of_predicate_contains_every_matching_row(predicate: Predicate, r
             assert box.first_timestamp <= row["timestamp"] <= box.last_timestamp
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(PREDICATES, ROWS)
 def test_predicate_specialised_for_a_partition_matches_the_same_rows(
     predicate: Predicate, row: Row

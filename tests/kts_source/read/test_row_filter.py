@@ -21,6 +21,7 @@ from kts_source.read.row_filter import FilteringDecoder
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder, iter_arrow
 from segment_format.testing.batches import SimpleRecord, write_batch, write_message_set
 from tests.kts_source.predicate.generated import PREDICATES
+from tests.quick import examples
 from tests.uniform_batches import write_uniform_batches
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ WITHOUT_PLACE = PREDICATES.filter(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     WITHOUT_PLACE,
     st.lists(st.integers(1, 12), max_size=6),

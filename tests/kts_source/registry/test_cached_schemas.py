@@ -9,8 +9,8 @@ import pytest
 
 from kts_source.cache.caches import NO_CACHE, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
-from kts_source.registry.by_id import ById, RegistryAccess, RegistryPlace
-from kts_source.registry.schema_registry import RegisteredSchema, find_schema
+from kts_source.registry.client import RegistryAccess, RegistryPlace
+from kts_source.registry.schema_registry import ById, RegisteredSchema, find_schema
 from kts_source.secret import Secret
 from tests.schema_registry import Registry
 

@@ -13,8 +13,7 @@ import pytest
 from kts_source.errors import RegistryError, RegistryUnavailableError
 from kts_source.options import parse_options
 from kts_source.registry import client
-from kts_source.registry.by_id import RegistryAccess, RegistryPlace
-from kts_source.registry.client import UnknownSchemaError, ask
+from kts_source.registry.client import RegistryAccess, RegistryPlace, UnknownSchemaError, ask
 from kts_source.secret import Secret
 from tests.integration.certificates import make_certificates
 from tests.schema_registry import PASSWORD, USER, Registry

@@ -12,7 +12,7 @@ from kts_source.cache.caches import CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.options import parse_any_options
 from kts_source.read.value_decoders import value_decoder
-from kts_source.registry.by_id import RegistryPlace
+from kts_source.registry.client import RegistryPlace
 from kts_source.registry.schema_registry import find_schema, latest_schema
 from tests.schema_registry import Registry
 

@@ -14,8 +14,8 @@ import pytest
 
 from kts_source.errors import RegistryError
 from kts_source.registry import client
-from kts_source.registry.by_id import ById, RegistryPlace
-from kts_source.registry.schema_registry import RegisteredSchema, find_schema
+from kts_source.registry.client import RegistryPlace
+from kts_source.registry.schema_registry import ById, RegisteredSchema, find_schema
 from tests.schema_registry import Registry
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from segment_format.kernels.decompress import (
 from segment_format.record.compression import decompress
 from segment_format.testing import CODEC_NUMBERS, compress
 from tests import log_strategies as strategies
+from tests.quick import examples
 from tests.segment_format.kernels.test_memory_safety import GuardedPages
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ MARK = 0x5A
 BOUND = 4 << 20
 UNHURRIED = settings(
     deadline=None,
-    max_examples=150,
+    max_examples=examples(150),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -22,6 +22,7 @@ from segment_format.testing import SimpleRecord, frame_batch, write_batch
 from segment_format.testing.batches import write_message_set
 from tests import log_strategies as strategies
 from tests.golden_data import LOCAL_TIER, TIER, VECTORS
+from tests.quick import examples
 from tests.segment_format.kernels.yardstick import (
     ALL_COLUMNS,
     START,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 CUTS = st.lists(st.integers(1, 200), max_size=3).map(tuple)
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 SLOW = settings(deadline=None, suppress_health_check=_CHECKS)
-MANY = settings(deadline=None, suppress_health_check=_CHECKS, max_examples=120)
+MANY = settings(deadline=None, suppress_health_check=_CHECKS, max_examples=examples(120))
 
 
 @functools.cache

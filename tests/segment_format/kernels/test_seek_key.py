@@ -15,6 +15,7 @@ from segment_format.errors import SegmentFormatError
 from segment_format.key_set import MULTIPLIER, KeySet
 from segment_format.testing import SimpleRecord, frame_batch, write_batch
 from tests import log_strategies as strategies
+from tests.quick import examples
 from tests.segment_format.kernels.yardstick import (
     ALL_COLUMNS,
     START,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tests.segment_format.kernels.yardstick import Row
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
-SLOW = settings(deadline=None, suppress_health_check=_CHECKS, max_examples=150)
+SLOW = settings(deadline=None, suppress_health_check=_CHECKS, max_examples=examples(150))
 CUTS = st.lists(st.integers(1, 200), max_size=3).map(tuple)
 _MASK = (1 << 64) - 1
 

@@ -19,6 +19,7 @@ from segment_format.metadata import columns as columns_module
 from segment_format.metadata.columns import metadata_records, parse_metadata_columns
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN
+from tests.quick import examples
 from tests.segment_format.metadata.any_records import Written, written_records, written_values
 from tests.segment_format.metadata.test_records import COPY_STARTED, EXPECTED, RECORDS, VALUES
 from tests.segment_format.metadata.writers import WireDetails, write_metadata_record
@@ -61,7 +62,7 @@ def test_metadata_topic_of_broker_parses_from_its_log() -> None:
     assert sorted(rows, key=lambda row: row[:2]) == sorted(expected, key=lambda row: row[:2])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     st.lists(written_records, max_size=12),
     st.sampled_from([pa.binary(), pa.large_binary()]),
@@ -93,7 +94,7 @@ def damaged(value: bytes, data: st.DataObject) -> bytes:
     return bytes(changed) + data.draw(st.sampled_from([b"", b"", b"\0"]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.lists(
         written_values | st.sampled_from(REAL),

@@ -30,6 +30,7 @@ from segment_format.metadata.model import (
 )
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN, LOCAL_TIER
+from tests.quick import examples
 from tests.segment_format.metadata.readable_segments import known_segments, live_segments
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def folded(events: list[MetadataRecord], borders: list[int]) -> LiveSegments:
 
 
 @pytest.mark.parametrize("mixing", [fold_columns._ODD, 0], ids=["mixed", "all numbers alike"])
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(histories, st.lists(st.integers(0, 60), max_size=6), st.sampled_from([1, 5, 1000]))
 def test_live_segments_of_any_history_match_readable_implementation(
     mixing: int, events: list[MetadataRecord], borders: list[int], at_once: int
@@ -112,7 +113,7 @@ def test_live_segments_of_any_history_match_readable_implementation(
         assert segments == tuple(segment for segment in known if segment.state is state)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(histories, st.lists(st.integers(0, 60), max_size=3))
 def test_dropped_events_are_counted(events: list[MetadataRecord], borders: list[int]) -> None:
     unknown: list[MetadataRecord] = []

@@ -21,6 +21,7 @@ from segment_format.errors import (
 )
 from segment_format.record.batch_header import CompressionType
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
+from tests.quick import examples
 from tests.segment_format.outcomes import assert_value_or_positioned_error, value_or_error
 from tests.segment_format.record.vectors import CODEC_NUMBERS, kafka_vectors
 
@@ -339,7 +340,7 @@ PAYLOADS = [
 ] + [(codec, compress(sample(4000))) for codec, compress in COMPRESSORS.values()]
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.integers(min_value=1, max_value=4), st.binary(max_size=200), st.integers(0, 2))
 def test_any_bytes_decompress_or_raise_with_position(codec: int, data: bytes, magic: int) -> None:
     if codec != ZSTD or magic == 2:
@@ -348,7 +349,7 @@ def test_any_bytes_decompress_or_raise_with_position(codec: int, data: bytes, ma
         )
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(st.sampled_from(PAYLOADS), st.data())
 def test_corrupted_payload_decompresses_to_at_most_the_size_limit_or_raises(
     payload: tuple[int, bytes], data: st.DataObject

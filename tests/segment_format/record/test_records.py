@@ -21,6 +21,7 @@ from segment_format.errors import (
 )
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import Record, iter_batches
+from tests.quick import examples
 from tests.segment_format.outcomes import assert_value_or_positioned_error, value_or_error
 from tests.segment_format.record.vectors import (
     batch_with_payload,
@@ -255,7 +256,7 @@ def test_checksum_check_can_be_disabled(name: str) -> None:
     assert unchecked == [batch.records for batch in iter_batches(record_set(name))]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_decode_or_raise_with_position(data: bytes, check_crcs: bool) -> None:
     assert_value_or_positioned_error(
@@ -263,7 +264,7 @@ def test_any_bytes_decode_or_raise_with_position(data: bytes, check_crcs: bool) 
     )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.binary(max_size=120), st.integers(0, 7), st.integers(-2, 6))
 def test_any_payload_with_valid_crc_decodes_or_raises(
     payload: bytes, codec: int, count: int
@@ -273,7 +274,7 @@ def test_any_payload_with_valid_crc_decodes_or_raises(
     assert_value_or_positioned_error(lambda: list(iter_batches(batch)), size=len(batch))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.sampled_from(ALL_NAMES), st.data())
 def test_changed_log_without_crc_check_decodes_or_raises(name: str, data: st.DataObject) -> None:
     log = bytearray(record_set(name))
@@ -285,7 +286,7 @@ def test_changed_log_without_crc_check_decodes_or_raises(name: str, data: st.Dat
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     st.lists(
         st.builds(

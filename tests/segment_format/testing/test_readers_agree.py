@@ -31,6 +31,7 @@ from tests.log_strategies import (
     mutations,
     records,
 )
+from tests.quick import examples
 from tests.segment_format.undecided import last_stable_offset, open_transactions
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def meant_facts(rows: Sequence[ExpectedRow]) -> list[tuple[object, ...]]:
     ]
 
 
-@settings(UNHURRIED, max_examples=200)
+@settings(UNHURRIED, max_examples=examples(200))
 @given(batches() | message_sets())
 def test_generated_entries_decode_to_expected_rows(case: BatchCase) -> None:
     decoded = list(iter_batches(case.data))
@@ -125,7 +126,7 @@ def read_offsets(log: BuiltLog, isolation: str, start: int, stop: int, count: in
     ]
 
 
-@settings(UNHURRIED, max_examples=150)
+@settings(UNHURRIED, max_examples=examples(150))
 @given(st.booleans().flatmap(lambda legacy: logs(legacy=legacy, codec=st.just("none"))), st.data())
 def test_each_isolation_level_returns_expected_rows(log: BuiltLog, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(log.segments)))
@@ -138,7 +139,7 @@ def test_each_isolation_level_returns_expected_rows(log: BuiltLog, data: st.Data
         assert read == [row.offset for row in meant]
 
 
-@settings(UNHURRIED, max_examples=100)
+@settings(UNHURRIED, max_examples=examples(100))
 @given(logs())
 def test_side_files_of_generated_log_match_its_batches(log: BuiltLog) -> None:
     following = log.segments[0].base_offset
@@ -175,7 +176,7 @@ def test_payloads_compressed_as_by_non_java_clients_decode(
         ]
 
 
-@settings(UNHURRIED, max_examples=100)
+@settings(UNHURRIED, max_examples=examples(100))
 @given(st.data())
 def test_mutated_batches_decode_or_raise(data: st.DataObject) -> None:
     case = data.draw(batches())

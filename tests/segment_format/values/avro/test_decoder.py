@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.schema import AvroSchemaError, Schema, parse_avro
+from tests.quick import examples
 from tests.segment_format.values.avro.generated import Json, Schemas, Values
 from tests.segment_format.values.avro.reference import BadAvroError, read
 from tests.segment_format.values.nulls_below import check_nulls_below
@@ -88,7 +89,7 @@ def some_values(random: Random, writer: Schema, damaged_share: float) -> list[by
     return values
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(SEEDS)
 def test_kernel_matches_reference(seed: int) -> None:
     random = Random(seed)
@@ -98,7 +99,7 @@ def test_kernel_matches_reference(seed: int) -> None:
     check(AvroDecoder(writer), writer, writer, some_values(random, writer, damaged_share))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(SEEDS)
 def test_kernel_with_reader_schema_matches_reference(seed: int) -> None:
     random = Random(seed)

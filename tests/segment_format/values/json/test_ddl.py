@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from segment_format.values.json.ddl import parse_ddl, parse_json, print_ddl
 from segment_format.values.json.decoder import JsonDecoder
+from tests.quick import examples
 from tests.segment_format.values.json.generated import any_type
 
 
@@ -81,7 +82,7 @@ def test_invalid_ddl_raises(text: str, reason: str) -> None:
         parse_ddl(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(random=st.integers(0, 2**60).map(Random))
 def test_ddl_round_trips(random: Random) -> None:
     kind = any_type(random)

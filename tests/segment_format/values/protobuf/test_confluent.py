@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.values.protobuf.decoder import ConfluentProtobufDecoder, read_message_index
+from tests.quick import examples
 from tests.segment_format.values.protobuf.oracle import rows_of
 from tests.segment_format.values.protobuf.sample import binary, decoder_of, sample_value
 
@@ -71,7 +72,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(VALUES, max_size=12), st.integers(0, 12), st.sampled_from((0, 1, 64)))
 def test_values_with_confluent_header_match_plain_values(
     values: list[bytes | None], skip: int, max_heads: int

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from segment_format.values.protobuf import decoder as decoder_module
 from segment_format.values.protobuf.contract import REASONS, TOO_LARGE
 from segment_format.values.protobuf.decoder import ProtobufDecoder
+from tests.quick import examples
 from tests.segment_format.values.nulls_below import check_nulls_below
 from tests.segment_format.values.protobuf.generated import Writer, random_file
 from tests.segment_format.values.protobuf.oracle import Oracle, Row, descriptor_set, rows_of
@@ -74,7 +75,7 @@ def run(seed: int) -> None:
         check(decoder, oracle, values * 9)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(SEEDS)
 def test_random_messages_match_upb(seed: int) -> None:
     run(seed)
