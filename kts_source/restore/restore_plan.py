@@ -266,8 +266,7 @@ def plan_restore(
     refusals: list[str] = []
     scan = plan_source(parsed, refusals)
     names, resume = rename or {}, resume_at or {}
-    topics = {each.topic for each in scan.partitions}
-    _check_names(topics, names, resume)
+    _check_names(topics := {each.topic for each in scan.partitions}, names, resume)
     refusals += _ambiguous_ids(topics, parsed)
     cuts = _ends_without_open_transactions(scan.partitions, parsed) if undecided == CUT else {}
     starts = _local_starts(scan.partitions, parsed, cuts) if zero_copy else {}
