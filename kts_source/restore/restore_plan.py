@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.layout.aiven import AivenLayout
+from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.isolation import EndStates
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.segment_catalog import wanted_topic_id
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.restore.target import describe_target, target_settings
@@ -264,7 +266,8 @@ def plan_restore(
     refusals: list[str] = []
     scan = plan_source(parsed, refusals)
     names, resume = rename or {}, resume_at or {}
-    _check_names({each.topic for each in scan.partitions}, names, resume)
+    _check_names(topics := {each.topic for each in scan.partitions}, names, resume)
+    refusals += _ambiguous_ids(topics, parsed)
     cuts = _ends_without_open_transactions(scan.partitions, parsed) if undecided == CUT else {}
     starts = _local_starts(scan.partitions, parsed, cuts) if zero_copy else {}
     partitions = []
@@ -288,6 +291,23 @@ def plan_restore(
         refusals=(*refusals, *found.refusals),
         notes=(*scan.notes, *found.notes, *experimental),
     )
+
+
+def _ambiguous_ids(topics: set[str], options: ScanOptions) -> list[str]:
+    """Returns a refusal for each topic with several topic ids, of which the options choose none."""
+    layout = find_layout(options.layout)
+    texts = []
+    with closing(open_tier(options)) as tier:
+        for topic in sorted(topics):
+            if wanted_topic_id(options, topic) is None:
+                folders = layout.topic_folders(tier.store, options.key_prefix, topic)
+                ids = [f.topic_id for f in folders if layout.partitions(tier.store, f)]
+                if len(ids) > 1:
+                    texts.append(
+                        f"{topic}: the tier has topic ids {', '.join(ids)}, because the topic was"
+                        " created again. Choose the id to restore with --topic-id"
+                    )
+    return texts
 
 
 def _check_names(

@@ -142,6 +142,17 @@ def test_undecided_transactions_are_refused_by_default(cluster: NewCluster) -> N
     )
 
 
+def test_topic_with_several_ids_is_refused_unless_one_is_chosen(cluster: NewCluster) -> None:
+    cluster.add_topic("recreated")
+    options = tier_options("recreated")
+    plan = cluster.plan(options)
+    assert [text for text in plan.refusals if "--topic-id" in text] == list(plan.refusals)
+    assert len(plan.refusals) == 1
+    chosen = plan.partitions[0].topic_id
+    assert chosen in plan.refusals[0]
+    assert cluster.plan({**options, "topicId": chosen}).refusals == ()
+
+
 def test_tier_with_hole_is_refused(tmp_path: Path, cluster: NewCluster) -> None:
     options = copied_tier(tmp_path, "codecs", lost=1)
     cluster.add_topic("codecs")

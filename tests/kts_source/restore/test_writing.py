@@ -72,9 +72,10 @@ def _written(cluster: NewCluster, topic: str, level: str) -> pa.Table:
 
 def _restore(cluster: NewCluster, topic: str, **more: Any) -> None:  # noqa: ANN401
     cluster.add_topic(topic, partitions=len(partition_summaries(topic)))
-    plan = cluster.plan(tier_options(topic), **more)
+    options = {**tier_options(topic), "topicId": topic_summary(topic)["topicId"]}
+    plan = cluster.plan(options, **more)
     assert plan.refusals == ()
-    cluster.write(tier_options(topic))
+    cluster.write(options)
 
 
 @pytest.mark.parametrize("topic", sorted(set(TOPICS) - UNDECIDED))
