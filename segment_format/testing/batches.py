@@ -175,7 +175,7 @@ def _lz4(payload: bytes, magic: int) -> bytes:
 
 
 def _zstd(payload: bytes) -> bytes:
-    from segment_format.zstd_library import zstd
+    from segment_format.testing import zstd
 
     # Compressed as a stream, so that the frame states no content size, as in Java.
     stream = zstd.ZstdCompressor(level=3)

@@ -89,7 +89,7 @@ def transform_log(
         compression: True to compress each chunk to a zstd frame that states its content size.
         encrypt: Encrypts a chunk, which adds 28 bytes; None to store chunks without encryption.
     """
-    from segment_format.zstd_library import zstd
+    from segment_format.testing import zstd
 
     chunks = [log[start : start + chunk_size] for start in range(0, len(log), chunk_size)]
     stored = chunks
