@@ -31,6 +31,7 @@ WITH: Final[dict[str, dict[str, object]]] = {
     "catalog": {"kafka.bootstrap.servers": "localhost:9092"},
     "replay": {"dead_letters": "rejected"},
     "tail": {"kafka.bootstrap.servers": "localhost:9092"},
+    "writer": {"target": "shop.orders"},
 }
 """Other options that an option needs, by its name."""
 SOURCE: Final = {"path": "tier", "subscribe": "orders"}
@@ -94,8 +95,8 @@ def test_recommended_option_exists_and_accepts_recommended_value(name: str, valu
         return
     assert name in ExportArguments.__annotations__
     if _is_fixed(value):
-        arguments: Any = {**companions, name: ast.literal_eval(value)}
-        export_settings("table", source=SOURCE, table_format="delta", **arguments)
+        arguments: Any = {"target": "table", **companions, name: ast.literal_eval(value)}
+        export_settings(source=SOURCE, table_format="delta", **arguments)
 
 
 def test_options_that_messages_name_exist() -> None:
