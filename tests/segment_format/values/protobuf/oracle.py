@@ -37,6 +37,13 @@ _UNUSED = "unused"
 WELL_KNOWN = (timestamp_pb2.DESCRIPTOR, duration_pb2.DESCRIPTOR, wrappers_pb2.DESCRIPTOR)
 
 
+def is_repeated(field: Proto) -> bool:
+    """Returns whether a field descriptor is repeated, for old and new versions of `protobuf`."""
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)
+
+
 class Oracle:
     """Decodes values of a message type.
 
@@ -99,7 +106,7 @@ class Oracle:
 
     def _field(self, message: Proto, field: Proto) -> Row:
         value = getattr(message, field.name)
-        if field.is_repeated:
+        if is_repeated(field):
             if field.message_type is not None and field.message_type.full_name in self._maps:
                 return {
                     entry.key: self._single(entry.value, entry.DESCRIPTOR.fields_by_name["value"])

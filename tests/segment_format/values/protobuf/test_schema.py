@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from segment_format.values.protobuf.decoder import ProtobufDecoder
 from segment_format.values.protobuf.schema import read_schema
 from tests.segment_format.values.protobuf.generated import random_file
-from tests.segment_format.values.protobuf.oracle import WELL_KNOWN, Proto, descriptor_set
+from tests.segment_format.values.protobuf.oracle import (
+    WELL_KNOWN,
+    Proto,
+    descriptor_set,
+    is_repeated,
+)
 
 
 def all_messages(descriptor: Proto) -> list[Proto]:
@@ -43,7 +48,7 @@ def test_parsed_fields_of_random_messages_match_google_library(seed: int) -> Non
                 *(expected.name, expected.number),
                 expected.type,
             )
-            assert field.repeated == expected.is_repeated
+            assert field.repeated == is_repeated(expected)
             assert field.has_presence == expected.has_presence
             assert (field.default is not None) == expected.has_default_value
             oneof = expected.containing_oneof

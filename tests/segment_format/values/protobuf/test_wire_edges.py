@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from google import protobuf
 from google.protobuf import descriptor_pb2
 
 from segment_format.values.protobuf.decoder import ProtobufDecoder
@@ -82,9 +83,14 @@ BAD = {
 }
 
 
+ACCEPTED_BY_OLD_UPB = {"field 0 within a group that is not known", "a length of six bytes"}
+
+
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
 @pytest.mark.parametrize("name", [*GOOD, *BAD])
 def test_wire_edge_case_matches_upb(name: str, syntax: str) -> None:
+    if name in ACCEPTED_BY_OLD_UPB and protobuf.__version__.startswith("5."):
+        pytest.skip("upb of protobuf 5 accepts this value")
     value = GOOD.get(name, BAD.get(name))
     assert value is not None
     file = sample_file(syntax)
