@@ -421,7 +421,7 @@ def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: st
     # Delta tables store only a digest of the id.
     owner, earlier = before, f"={before}"
     if before.isdigit():
-        owner, earlier = "another topic id", " to its id, which the log of this run names"
+        owner, earlier = "another topic id", " set to its id, which the log of this run names"
     text = (
         f"topic {topic} was created again: the table has records of {owner}, but the topic has id"
         f" {topic_id} now. If the tier still has records of the earlier topic that were not"
