@@ -231,8 +231,20 @@ class Continuation:
             self._skip(location, first, end, _GONE, gap)
             first = end
         if start > first:
-            raise _gap_error(location, first, start, holds, is_deleted=False)
+            gap = _gap_error(location, first, start, holds, is_deleted=False)
+            if not self._is_named(location, start):
+                raise gap
+            self._skip(location, first, start, "below startingOffsets", gap)
+            first = start
         return first
+
+    def _is_named(self, location: Place, offset: int) -> bool:
+        """Returns whether `startingOffsets` names this offset for the partition. A time or `latest`
+        would skip offsets that nobody chose.
+        """
+        bound = self.options.starting
+        offsets = bound.offsets if isinstance(bound, OffsetsBound) else {}
+        return offsets.get(location.topic, {}).get(location.partition) == offset
 
     def _skip(
         self, location: Place, start: int, stop: int, reason: str, error: ExportError
@@ -249,7 +261,11 @@ class Continuation:
 def _gap_error(
     location: Place, start: int, stop: int, holds: str, *, is_deleted: bool
 ) -> RangeGapError:
-    reason, advice = "were not requested", "Request them, or export into another table"
+    reason = "were not requested"
+    advice = (
+        "Request them, or export into another table. If they cannot be read, skip them: set the"
+        " first offset after them in startingOffsets, and failOnDataLoss=false, for one run"
+    )
     if is_deleted:
         reason = f"are {_GONE}"
         advice = "Restore their segments and run again, or set failOnDataLoss=false to skip them"
@@ -405,7 +421,7 @@ def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: st
     # Delta tables store only a digest of the id.
     owner, earlier = before, f"={before}"
     if before.isdigit():
-        owner, earlier = "another topic id", " to its id, which the log of this run names"
+        owner, earlier = "another topic id", " set to its id, which the log of this run names"
     text = (
         f"topic {topic} was created again: the table has records of {owner}, but the topic has id"
         f" {topic_id} now. If the tier still has records of the earlier topic that were not"

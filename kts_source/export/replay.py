@@ -207,6 +207,16 @@ def _check_row(row: Mapping[str, Any], state: TableState, uri: str) -> None:
         )
 
 
+def pending_letters(settings: ExportSettings) -> int | None:
+    """Returns the number of files of dead letters that are not replayed, of all tables that use the
+    folder. Returns `None` if there is no such folder.
+    """
+    if settings.dead_letters is None:
+        return None
+    with closing(open_target(settings.dead_letters, settings.storage)) as store:
+        return sum(1 for entry in store.list_objects("") if _NAME.fullmatch(entry.key))
+
+
 def finish_replay(settings: ExportSettings, tasks: Sequence[ReplayTask]) -> None:
     """Moves the files of `tasks` to `_kts/replayed/`. Call it after the commit of their rows."""
     assert settings.dead_letters is not None

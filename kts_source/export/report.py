@@ -40,6 +40,7 @@ _HELP: Final = {
     "success": "1 if the last run succeeded, 0 if it failed.",
     "rows": "Rows that the last run wrote.",
     "rejected_rows": "Rows that the last run rejected.",
+    "pending_dead_letter_files": "Files of dead letters that are not replayed, of all runs.",
     "malformed_rows": "Malformed rows that the last run dropped.",
     "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
     "skipped_offsets": "Requested offsets that the last run skipped.",
@@ -113,6 +114,8 @@ class BackfillReport(Displayed):
         added_fields: Fields that `on_new_fields="add"` added to the table and wrote.
         created: True if the run created the table, or the folder of Parquet files.
         replayed: Number of files of dead letters that were replayed.
+        pending_letters: Number of files in the folder `dead_letters` that are not replayed, of all
+            runs; `None` without this folder and in a dry run.
         tables: With a table per topic, the report of each topic; the other attributes are sums.
     """
 
@@ -140,6 +143,7 @@ class BackfillReport(Displayed):
     ended_ms: int | None = None
     dry_run: bool = False
     replayed: int = 0
+    pending_letters: int | None = None
     created: bool = False
     new_fields: tuple[str, ...] = ()
     added_fields: tuple[str, ...] = ()
@@ -210,6 +214,8 @@ class BackfillReport(Displayed):
             "created": int(self.created),
             "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
         }
+        if self.pending_letters is not None:
+            figures["pending_dead_letter_files"] = self.pending_letters
         if self.newest_ms is not None:
             figures["newest_record_timestamp_seconds"] = self.newest_ms / 1000
         return figures

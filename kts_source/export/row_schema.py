@@ -418,12 +418,42 @@ def unite_schemas(
         if not evolves and not (
             _has_same_fields(kind, in_table) and _has_same_fields(kind, in_rows)
         ):
-            reason = (
-                "fields are new or missing; schema_evolution='add' adds the new fields to the table"
-            )
-            raise _changed(name, in_table, in_rows, reason, uri)
+            raise _other_fields(name, kind, in_table, in_rows, uri)
         rows = rows.set(rows.get_field_index(name), rows.field(name).with_type(kind))
     return rows
+
+
+def _other_fields(
+    name: str, united: pa.DataType, in_table: pa.DataType, in_rows: pa.DataType, uri: str
+) -> SchemaChangedError:
+    """Returns the error for fields that only the table or only the rows have."""
+    texts = [f"the fields of column {name} changed"]
+    if not _has_same_fields(united, in_rows):
+        lacking = ", ".join(_lacking(united, in_rows, name)) or "nested fields"
+        texts.append(
+            f"the rows lack {lacking}, which the table has. Add them to '{name}.schema', or set"
+            " on_new_fields='add' as in the run that added them. With schema_evolution='add' they"
+            " would be null in the new rows"
+        )
+    if not _has_same_fields(united, in_table):
+        lacking = ", ".join(_lacking(united, in_table, name)) or "nested fields"
+        texts.append(
+            f"the table lacks {lacking}: schema_evolution='add' adds the new fields to the table."
+            " Otherwise read with the schema of the first run, or export into another table"
+        )
+    return SchemaChangedError(": ".join((texts[0], ". ".join(texts[1:]))), uri=uri)
+
+
+def _lacking(whole: pa.DataType, part: pa.DataType, name: str) -> Iterator[str]:
+    """Yields the paths of the fields of `whole` that `part` lacks. Does not look into lists."""
+    if not (pa.types.is_struct(whole) and pa.types.is_struct(part)):
+        return
+    for field in whole:
+        index = part.get_field_index(field.name)
+        if index < 0:
+            yield f"{name}.{field.name}"
+        else:
+            yield from _lacking(field.type, part.field(index).type, f"{name}.{field.name}")
 
 
 def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> bool:

@@ -53,7 +53,7 @@ from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, held_range, merge_advances, partition_key
 from kts_source.export.rejections import check_rejected
-from kts_source.export.replay import finish_replay, replay_tasks
+from kts_source.export.replay import finish_replay, pending_letters, replay_tasks
 from kts_source.export.report import (
     BackfillReport,
     lost_offsets,
@@ -650,6 +650,7 @@ class _Run:
                 "writing": sum(report.seconds_writing for report in reports),
             },
             run_id=self.run_id,
+            pending_letters=pending_letters(self.settings),
             created=self.table.created,
             malformed=sum(report.malformed for report in reports),
             ended_ms=time.time_ns() // 1_000_000,

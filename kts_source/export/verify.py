@@ -42,8 +42,10 @@ MAX_CHUNKS: Final = 1 << 14
 """Maximum number of bitmaps of 8 KiB in memory: 128 MiB."""
 _FULL: Final = np.full(_CHUNK // 8, 255, np.uint8)
 _ADVICE: Final = (
-    "Restore the previous version of the table, or export into another table. Without verify=True"
-    " the run continues after the recorded offsets and never writes these rows again"
+    "If this export has committed nothing since, restore the version of the table that had the"
+    " rows. Otherwise append the missing rows of that version to the table, because restoring it"
+    " would remove newer rows, or export into another table. Without verify=True the run continues"
+    " after the recorded offsets and never writes these rows again"
 )
 
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.errors import ArchivedObjectError, RangeGapError, RangeOverlapError
+from kts_source.errors import (
+    ArchivedObjectError,
+    CorruptSegmentError,
+    RangeGapError,
+    RangeOverlapError,
+)
 from kts_source.planning import segment_catalog
 from kts_source.store import local_store
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -107,6 +112,37 @@ def test_plan_file_that_overlaps_the_table_is_refused_without_resume(
     folder_lake.export(tier.options(endingOffsets=offset_option(10)))
     with pytest.raises(RangeOverlapError, match=r"offsets \[0, 10\) were requested"):
         folder_lake.export(planned, resume=False)
+
+
+# -- records that cannot be read
+
+
+def test_export_continues_after_damaged_records_if_their_offsets_are_skipped_by_name(
+    lake: Lake, tier: SmallTier
+) -> None:
+    log = next(tier.root / key for key in tier.keys[1] if key.endswith(".log"))
+    data = bytearray(log.read_bytes())
+    data[70] ^= 1  # in the first record, which the checksum of the batch covers
+    log.write_bytes(data)
+    with pytest.raises(CorruptSegmentError):
+        lake.export(tier.options())
+    assert ranges(lake.export(tier.options(endingOffsets=offset_option(10)))) == [(0, 10)]
+    time = {"startingTimestamp": str(T0 + 20_000)}  # does not name an offset
+    for start in (
+        {"startingOffsets": offset_option(20)},
+        time,
+        {**time, "failOnDataLoss": "false"},
+    ):
+        with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not requested"):
+            lake.export(tier.options(**start))
+    assert table_offsets(lake) == list(range(10))
+    once = tier.options(startingOffsets=offset_option(20), failOnDataLoss="false")
+    report = lake.export(once)
+    assert ranges(report) == [(20, 30)]
+    (gap,) = report.skipped
+    assert (gap.topic, gap.partition, gap.start, gap.stop) == ("t", 0, 10, 20)
+    assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
+    assert table_offsets(lake) == [*range(10), *range(20, 40)]
 
 
 # -- offsets below those of the table

@@ -69,8 +69,7 @@ def test_schema_evolution_adds_fields(
     before = values_of(lake)
     with pytest.raises(SchemaChangedError, match=r"schema_evolution='add'") as raised:
         lake.export(of_schema(topic, SCHEMA), partition_by=["value.country"])
-    assert "The table has struct<country: string, amount: int64" in str(raised.value)
-    assert "note: string, tags: map<string, list<" in str(raised.value)
+    assert "the table lacks value.note, value.tags, " in str(raised.value)
     assert values_of(lake) == before
     add: Any = {"partition_by": ["value.country"], "schema_evolution": "add"}
     assert lake.export(of_schema(topic, SCHEMA), **add).rows == 10
@@ -81,8 +80,9 @@ def test_schema_evolution_adds_fields(
 def test_schema_evolution_adds_fields_to_folder(topic: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(of_schema(topic, OLD, 10))
-    with pytest.raises(SchemaChangedError, match="fields are new or missing"):
+    with pytest.raises(SchemaChangedError, match=r"the table lacks .*value\.note") as raised:
         lake.export(of_schema(topic, SCHEMA))
+    assert "the rows lack" not in raised.value.message
     assert lake.export(of_schema(topic, SCHEMA), schema_evolution="add").rows == 10
     # Readers assume that all files have the columns of the first one, unless a schema is given.
     columns = kts_source.scan(of_schema(topic, SCHEMA)).schema
@@ -99,8 +99,10 @@ def test_removed_fields_become_null(
     lake = Lake(tmp_path, table_format)
     lake.export(of_schema(topic, SCHEMA, 10))
     later = of_schema(topic, OLD)
-    with pytest.raises(SchemaChangedError, match="fields are new or missing"):
+    with pytest.raises(SchemaChangedError, match=r"the rows lack .*value\.note") as raised:
         lake.export(later)
+    assert "the table lacks" not in raised.value.message
+    assert "on_new_fields='add'" in raised.value.message  # schema_evolution='add' writes nulls
     assert lake.export(later, schema_evolution="add").rows == 10
     values = values_of(lake)
     assert [value["note"] for value in values[10:]] == [None] * 10

@@ -163,7 +163,7 @@ def test_export_of_recreated_topic_raises(
         lake.export(second.options)
     advice = f"first run once with topicId={first.topic_id}. Then "
     if lake.table_format == "delta":
-        advice = "first run once with topicId to its id, which the log of this run names. Then "
+        advice = "first run once with topicId set to its id, which the log of this run names. Then "
         assert f"reading topic id {second.topic_id}, not {first.topic_id}" in caplog.text
     assert advice in str(raised.value)
     assert f"set topicId={second.topic_id}, or " in str(raised.value)

@@ -115,8 +115,13 @@ def exports(request: pytest.FixtureRequest, tmp_path: Path) -> Exports:
 def test_corrected_dead_letters_are_added_once(exports: Exports) -> None:
     assert exports.run().rejected == 3
     assert exports.rejected() == sorted(BAD)
+    # A later run, for example after a kill, counts no rejected row, but the files of all runs.
+    later = exports.run()
+    assert (later.rejected, later.pending_letters) == (0, 2)
+    assert "kts_export_pending_dead_letter_files{target=" in later.to_prometheus()
     exports.correct()
     report = exports.run(replay=True)
+    assert report.pending_letters == 0
     assert (report.rows, report.rejected, report.replayed, report.commits) == (3, 0, 2, 1)
     assert exports.rows() == ALL
     assert exports.rejected() == []

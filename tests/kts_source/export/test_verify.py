@@ -214,7 +214,8 @@ def test_verify_fails_after_another_writer_deleted_delta_rows(delta: Lake) -> No
     with pytest.raises(DataLossError, match=r"version \d+ of the table \(DELETE, by another") as e:
         exported(delta, verify=True)
     assert (e.value.topic, e.value.partition, e.value.offset) == ("txn", 1, 0)
-    assert "Restore the previous version" in str(e.value)
+    assert "restore the version of the table that had the rows" in str(e.value)
+    assert "append the missing rows of that version" in str(e.value)
     assert exported(delta).rows > 0, "nothing was written before the check"
 
 
