@@ -30,7 +30,8 @@ class PartitionObjects:
     Attributes:
         entries: The complete segments.
         orphans: Objects that are not part of a complete segment.
-        used: Keys of objects that a topic with another id uses, see `with_sources`.
+        sources: Keys without suffix of the logs in other folders, see `with_sources`.
+        used: Keys of objects that a topic with another id uses.
     """
 
     topic: str
@@ -38,6 +39,7 @@ class PartitionObjects:
     partition: int
     entries: tuple[SegmentEntry, ...]
     orphans: tuple[Orphan, ...]
+    sources: frozenset[str] = frozenset()
     used: frozenset[str] = frozenset()
 
     @classmethod
@@ -163,20 +165,14 @@ def with_sources(partition: ListedPartition, store: ObjectStore) -> PartitionObj
             orphans.append(Orphan(keys_of(whole), reason, entry.base_offset, whole, sizes=sizes))
         else:
             entries.append(whole)
-    return replace(objects, entries=tuple(entries), orphans=tuple(orphans))
+    stems = frozenset(sources.values())
+    return replace(objects, entries=tuple(entries), orphans=tuple(orphans), sources=stems)
 
 
 def used_keys(partitions: Iterable[PartitionObjects]) -> set[str]:
-    """Returns the keys of all objects of segments that have objects in several folders."""
-    keys: set[str] = set()
-    for partition in partitions:
-        for entry in (*partition.entries, *(o.described for o in partition.orphans if o.described)):
-            own = entry.described_by.rpartition("/")[0]
-            stems = (key.rpartition(".")[0] for key in keys_of(entry))
-            for stem in stems:
-                if stem.rpartition("/")[0] != own:
-                    keys |= {f"{stem}.{suffix}" for suffix in SUFFIXES}
-    return keys
+    """Returns the keys of the objects in other folders that partitions use."""
+    stems = (stem for partition in partitions for stem in partition.sources)
+    return {f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES}
 
 
 def keys_of(entry: SegmentEntry) -> tuple[str, ...]:

@@ -365,7 +365,7 @@ def _list_partitions(
             if each.topic_id == listed.topic_id:
                 if partition.entries or partition.orphans:
                     partitions.append(partition)
-            elif used_keys([partition]):  # restored with zero copy, and nothing uploaded since then
+            elif partition.sources:  # restored with zero copy, and nothing uploaded since then
                 partitions.append(partition)
             else:
                 others.append((partition, listed.topic_id))

@@ -232,19 +232,12 @@ class Continuation:
             first = end
         if start > first:
             gap = _gap_error(location, first, start, holds, is_deleted=False)
-            if not self._is_named(location, start):
+            # A time or `latest` would skip offsets that nobody chose.
+            if _named_offset(self.options.starting, location, -1) != start:
                 raise gap
             self._skip(location, first, start, "below startingOffsets", gap)
             first = start
         return first
-
-    def _is_named(self, location: Place, offset: int) -> bool:
-        """Returns whether `startingOffsets` names this offset for the partition. A time or `latest`
-        would skip offsets that nobody chose.
-        """
-        bound = self.options.starting
-        offsets = bound.offsets if isinstance(bound, OffsetsBound) else {}
-        return offsets.get(location.topic, {}).get(location.partition) == offset
 
     def _skip(
         self, location: Place, start: int, stop: int, reason: str, error: ExportError
@@ -460,7 +453,7 @@ def _held(committed: CommittedRanges, partition: PartitionPlan) -> OffsetRange |
     return held_range(committed, partition.topic, partition.topic_id, partition.partition)
 
 
-def _named_offset(bound: object, partition: PartitionPlan, default: int) -> int:
+def _named_offset(bound: object, partition: PartitionPlan | Place, default: int) -> int:
     """Returns the offset of a partition in `bound`, the value of option `startingOffsets` or
     `endingOffsets`. Returns `default` if the option has no offset for this partition.
     """

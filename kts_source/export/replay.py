@@ -26,6 +26,8 @@ from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport
 from kts_source.export.task_writer import TaskWriter, dead_letter_columns
 from kts_source.predicate.model import split_by_fields
 from kts_source.read.read_settings import read_schema
+from kts_source.secret import scrub
+from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -209,12 +211,17 @@ def _check_row(row: Mapping[str, Any], state: TableState, uri: str) -> None:
 
 def pending_letters(settings: ExportSettings) -> int | None:
     """Returns the number of files of dead letters that are not replayed, of all tables that use the
-    folder. Returns `None` if there is no such folder.
+    folder. Returns `None` if there is no such folder, or if it cannot be listed.
     """
     if settings.dead_letters is None:
         return None
-    with closing(open_target(settings.dead_letters, settings.storage)) as store:
-        return sum(1 for entry in store.list_objects("") if _NAME.fullmatch(entry.key))
+    try:
+        with closing(open_target(settings.dead_letters, settings.storage)) as store:
+            return sum(1 for entry in store.list_objects("") if _NAME.fullmatch(entry.key))
+    except Exception as error:  # noqa: BLE001  # a count must not fail a run whose rows are committed
+        reason = scrub(str(error), secret_values(settings.storage.reveal()))
+        log.warning("the files in %s cannot be counted: %s", settings.dead_letters, reason)
+        return None
 
 
 def finish_replay(settings: ExportSettings, tasks: Sequence[ReplayTask]) -> None:

@@ -427,7 +427,7 @@ def _other_fields(
     name: str, united: pa.DataType, in_table: pa.DataType, in_rows: pa.DataType, uri: str
 ) -> SchemaChangedError:
     """Returns the error for fields that only the table or only the rows have."""
-    texts = [f"the fields of column {name} changed"]
+    texts = []
     if not _has_same_fields(united, in_rows):
         lacking = ", ".join(_lacking(united, in_rows, name)) or "nested fields"
         texts.append(
@@ -441,7 +441,7 @@ def _other_fields(
             f"the table lacks {lacking}: schema_evolution='add' adds the new fields to the table."
             " Otherwise read with the schema of the first run, or export into another table"
         )
-    return SchemaChangedError(": ".join((texts[0], ". ".join(texts[1:]))), uri=uri)
+    return SchemaChangedError(f"the fields of column {name} changed: {'. '.join(texts)}", uri=uri)
 
 
 def _lacking(whole: pa.DataType, part: pa.DataType, name: str) -> Iterator[str]:

@@ -14,11 +14,13 @@ import pytest
 
 from kts_source.cli.app import main
 from kts_source.errors import (
+    AccessDeniedError,
     CommitConflictError,
     ExportError,
     InvalidOptionError,
     RejectedRowsError,
 )
+from kts_source.export import replay
 from kts_source.export.transforms import Rejected, Transformed
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -134,6 +136,20 @@ def test_corrected_dead_letters_are_added_once(exports: Exports) -> None:
     (text,) = exports.run(verify=True).verified[:1]
     assert "verified 20 rows" in text
     assert exports.rows() == ALL
+
+
+def test_run_succeeds_if_the_folder_of_dead_letters_cannot_be_listed(
+    exports: Exports, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AccessDeniedError("ListBucket is not allowed")
+
+    monkeypatch.setattr(replay, "open_target", refuse)
+    with caplog.at_level("WARNING"):
+        report = exports.run()
+    assert (report.rejected, report.pending_letters) == (3, None)
+    assert "cannot be counted: ListBucket is not allowed" in caplog.text
+    assert "pending_dead_letter_files" not in report.to_prometheus()
 
 
 def test_dead_letters_that_are_still_invalid_are_rejected_again(exports: Exports) -> None:
