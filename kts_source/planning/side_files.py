@@ -92,9 +92,11 @@ class SideFiles:
             checkpoint = LeaderEpochCheckpoint.from_bytes(data or b"")
             check_own_epochs(checkpoint.entries, segment)
         except (SegmentFormatError, CorruptSegmentError) as error:
-            failure = error
-            if isinstance(error, SegmentFormatError):
-                failure = self._located(error, segment, "leader-epoch checkpoint")
+            failure = (
+                error
+                if isinstance(error, CorruptSegmentError)
+                else self._located(error, segment, "leader-epoch checkpoint")
+            )
             mirrored = self._mirrored(segment, failure)
             if mirrored is None:
                 raise failure from error.__cause__ if failure is error else error
