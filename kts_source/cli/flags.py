@@ -44,7 +44,6 @@ EXIT_CODES: Final = (
     ("3", "offsets that the tier should have are missing"),
     ("4", "records cannot be decoded, or an export rejected more than --max-rejected allows"),
     ("130", "interrupted"),
-    ("143", "terminated by SIGTERM"),
 )
 
 
