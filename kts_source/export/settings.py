@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import PurePath, PurePosixPath
@@ -34,6 +34,8 @@ from kts_source.store.open_store import (
 from kts_source.store.storage_options import S3_OPTIONS, STORAGE_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from kts_source.export.transforms import RowTransform
@@ -260,7 +262,6 @@ _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "sort_within_files": (Sequence, "a list of columns"),
     "target_options": ((Mapping, NoneType), "a dict of options"),
     "catalog": ((Mapping, NoneType), "a dict of properties"),
-    "transform": ((Callable, NoneType), "a function"),
 }
 """Types of arguments that are not texts with a list of allowed values."""
 

@@ -113,7 +113,6 @@ def test_error_names_unknown_argument() -> None:
         ({"dead_letters": 5}, "dead_letters must be a folder"),
         ({"partition_by": 5}, "partition_by must be a list of columns, not 5"),
         ({"target_options": "s3"}, "target_options must be a dict"),
-        ({"transform": "upper"}, "transform must be a function"),
         ({"partition_by": "topic"}, "partition_by must be a list"),
         ({"sort_within_files": "key"}, "sort_within_files must be a list"),
         ({"tombstones": "eat"}, "tombstones must be one of"),
