@@ -335,6 +335,8 @@ class CommitConflictError(ExportError):
     nothing.
     """
 
+    retriable: ClassVar[bool] = True
+
 
 class FingerprintError(ExportError):
     """The table was created with other settings (isolation level, columns, transform or

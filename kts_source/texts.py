@@ -29,6 +29,11 @@ def some(texts: Iterable[str]) -> str:
     return ", ".join(map(printable, texts[:_MAX_SHOWN])) + more
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, such as `1 hole` or `2 holes`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def one_line(reason: str) -> str:
     """Returns a text as one line. Replaces the end of a long text by the number of missing
     characters.

@@ -260,6 +260,8 @@ def audit(
     """
     options = options_of(source)
     _check(options, level, jobs)
+    # A mirror would hide the faults of the tier.
+    options = replace(options, fetch=replace(options.fetch, fallback_path=None))
     if jobs > 1 and executor is None:
         executor = AuditProcesses(jobs)
     if store is not None and executor is not None:

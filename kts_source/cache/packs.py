@@ -88,8 +88,9 @@ class SegmentPack:
         """
         if self._cache is None or not _can_be_cached(entry):
             return
-        suffixes = {info.key: suffix for suffix, info in entry.objects}
-        facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
+        # A segment that was described with the objects of a mirror has other versions.
+        suffixes = {(info.key, info.version): suffix for suffix, info in entry.objects}
+        facts = segment_facts(segment, lambda ref: suffixes.get((ref.key, ref.version)))
         if facts is None or any(len(index) > 4 for index in facts[-1]):
             return  # an index with content was rebuilt, also from other objects
         text = json.dumps(facts, separators=(",", ":"))

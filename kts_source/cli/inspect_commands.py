@@ -24,7 +24,7 @@ from kts_source.planning.describe import OFFSETS_TOPIC, PartitionWatermark, grou
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import likely_prefixes
 from kts_source.reporting.page import describe_unlocked
-from kts_source.texts import format_bytes, printable, time_text
+from kts_source.texts import counted, format_bytes, printable, time_text
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def topics(options: Mapping[str, str], *, as_json: bool) -> None:
         (
             *("?" if row[name] is None else row[name] for name in names),
             format_bytes(row["stored_bytes"]),
-            f"{len(row['holes'])} holes" if row["holes"] else row["reason"],
+            counted(len(row["holes"]), "hole") if row["holes"] else row["reason"],
         )
         for row in rows
     ]
@@ -268,7 +268,7 @@ def _print_partitions(rows: Sequence[Mapping[str, Any]], *, with_brokers: bool) 
         (
             *("?" if row[name] is None else row[name] for name in names),
             format_bytes(row["stored_bytes"]),
-            f"{len(row['holes'])} holes" if row["holes"] else row["reason"],
+            counted(len(row["holes"]), "hole") if row["holes"] else row["reason"],
         )
         for row in rows
     ]

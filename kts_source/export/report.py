@@ -8,7 +8,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import InvalidValueError, RejectedRowsError, TopicsFailedError
+from kts_source.errors import (
+    InvalidOptionError,
+    InvalidValueError,
+    RejectedRowsError,
+    TopicsFailedError,
+)
 from kts_source.libraries import require
 from kts_source.store.open_store import local_file
 from kts_source.texts import Displayed, Table, format_bytes
@@ -197,7 +202,16 @@ class BackfillReport(Displayed):
         return {**asdict(self), **derived, "tables": [table.to_dict() for table in self.tables]}
 
     def to_prometheus(self) -> str:
-        """Returns the figures of the run in the text format of Prometheus."""
+        """Returns the figures of the run in the text format of Prometheus.
+
+        Raises:
+            InvalidOptionError: The report is of a dry run.
+        """
+        if any(report.dry_run for report in self.tables or (self,)):
+            raise InvalidOptionError(
+                "a dry run has no metrics, because they would clear the alert about a failed or"
+                " missing run"
+            )
         return _prometheus({report.target: report.figures() for report in self.tables or (self,)})
 
     def figures(self) -> dict[str, float]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import PurePath, PurePosixPath
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from kts_source.errors import InvalidOptionError
@@ -31,7 +34,7 @@ from kts_source.store.open_store import (
 from kts_source.store.storage_options import S3_OPTIONS, STORAGE_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     import pyarrow as pa
 
@@ -208,6 +211,7 @@ def export_settings(
     if unknown := arguments.keys() - ExportArguments.__annotations__.keys():
         raise TypeError(f"unknown arguments of an export: {', '.join(sorted(unknown))}")
     values: dict[str, Any] = dict(arguments)
+    _check_types(values)
     for name in ("partition_by", "sort_within_files"):
         columns = values.get(name, ())
         if isinstance(columns, str):
@@ -240,6 +244,34 @@ def export_settings(
     _check_choices(settings, compaction.tombstones)
     _check(settings, has_catalog=catalog is not None)
     return settings
+
+
+_TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
+    **dict.fromkeys(
+        ("target_file_bytes", "row_group_rows", "commit_bytes", "round_bytes"),
+        (Integral, "a whole number, such as 33554432"),
+    ),
+    "delete_retention_ms": (Integral, "a whole number of ms, such as 86400000"),
+    **dict.fromkeys(
+        ("resume", "second_copy", "replay", "compact", "follow", "verify", "dry_run"),
+        (bool, "True or False"),
+    ),
+    **dict.fromkeys(("export_id", "interval"), (str, "a text")),
+    "dead_letters": ((str, os.PathLike, NoneType), "a folder"),
+    "partition_by": (Sequence, "a list of columns"),
+    "sort_within_files": (Sequence, "a list of columns"),
+    "target_options": ((Mapping, NoneType), "a dict of options"),
+    "catalog": ((Mapping, NoneType), "a dict of properties"),
+}
+"""Types of arguments that are not texts with a list of allowed values."""
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    for name, (types, text) in _TYPES.items():
+        value = values.get(name)
+        is_number = types is Integral and isinstance(value, bool)
+        if name in values and (is_number or not isinstance(value, types)):
+            raise InvalidOptionError(f"{name} must be {text}, not {value!r}")
 
 
 def _check_choices(settings: ExportSettings, tombstones: str) -> None:

@@ -61,7 +61,8 @@ FETCH_OPTIONS: Final[tuple[Option, ...]] = (
         "fallbackPath",
         parse_text,
         "A mirror with the same keys, such as a replica bucket, that is read if the first store"
-        " fails. `fallback.s3.*` and `fallback.storageOptions` override its settings.",
+        " fails, or has lost or damaged objects. `fallback.s3.*` and `fallback.storageOptions`"
+        " override its settings.",
     ),
     Option(
         "metricsPath",

@@ -37,7 +37,7 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.joined_store import additional_store_prefix, is_in_additional_store
-from kts_source.texts import Displayed, Table, format_bytes
+from kts_source.texts import Displayed, Table, counted, format_bytes
 from kts_source.tier import Tier, open_tier
 from segment_format.metadata.group_offsets import committed_offsets
 
@@ -173,7 +173,7 @@ class TierDescription(Displayed):
                 mark.last_stable_offset,
                 mark.segments,
                 format_bytes(mark.stored_bytes),
-                f"{len(mark.holes)} holes" if mark.holes else mark.reason,
+                counted(len(mark.holes), "hole") if mark.holes else mark.reason,
             )
             for mark in self.partitions
         ]

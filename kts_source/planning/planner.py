@@ -75,7 +75,7 @@ from kts_source.planning.tier_source import TierSource
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import SegmentSlice
 from kts_source.secret import scrub
-from kts_source.store.joined_store import is_in_additional_store
+from kts_source.store.joined_store import head_again, is_in_additional_store
 from kts_source.store.open_store import open_store, scheme_of, storage_of_other_path
 from kts_source.texts import some
 from kts_source.tier import Tier, open_tier
@@ -624,7 +624,7 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
 
 def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
     def check(ref: ObjectRef) -> None:
-        info = store.head(ref.key)
+        info = head_again(store, ref.key, ref.version)
         if (info.size, info.version) != (ref.size, ref.version):
             raise ObjectChangedError(
                 "the object has changed since the plan was made; plan again", uri=store.uri(ref.key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +30,7 @@ from kts_source.layout.find_layout import BUILT_IN_LAYOUTS, find_layout
 from kts_source.layout.layout import PartitionListing
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import Assign, Subscribe, SubscribePattern
+from kts_source.store.joined_store import is_in_additional_store, mirror_of
 from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
@@ -170,10 +171,25 @@ class SegmentCatalog:
             )
             return None
         except SegmentFormatError as error:
+            mirrored = self._mirrored(entry, error)
+            if mirrored is not None:
+                return self._describe(mirrored)
             if self._fail_on_data_loss:
                 raise self._corrupt(entry, error) from error
             log.warning("%s; not read", self._corrupt(entry, error))
             return None
+
+    def _mirrored(self, entry: SegmentEntry, error: SegmentFormatError) -> SegmentEntry | None:
+        """Returns the segment with the objects of the mirror; `None` if it has none of them."""
+        mirror = mirror_of(self.store)
+        if mirror is None or is_in_additional_store(entry.described_by):
+            return None
+        found = (
+            (suffix, mirror.in_mirror(info.key, info.version, error.message) or info)
+            for suffix, info in entry.objects
+        )
+        mirrored = replace(entry, objects=tuple(found))
+        return None if mirrored == entry else mirrored
 
     def _corrupt(self, entry: SegmentEntry, error: SegmentFormatError) -> CorruptSegmentError:
         return CorruptSegmentError(

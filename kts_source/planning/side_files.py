@@ -87,12 +87,20 @@ class SideFiles:
             CorruptSegmentError: The checkpoint is missing, invalid, or contradicts the segment's
                 manifest.
         """
-        data = self._read(segment, IndexType.LEADER_EPOCH)
         try:
+            data = self._read(segment, IndexType.LEADER_EPOCH)
             checkpoint = LeaderEpochCheckpoint.from_bytes(data or b"")
             check_own_epochs(checkpoint.entries, segment)
-        except SegmentFormatError as error:
-            raise self._located(error, segment, "leader-epoch checkpoint") from error
+        except (SegmentFormatError, CorruptSegmentError) as error:
+            failure = (
+                error
+                if isinstance(error, CorruptSegmentError)
+                else self._located(error, segment, "leader-epoch checkpoint")
+            )
+            mirrored = self._mirrored(segment, failure)
+            if mirrored is None:
+                raise failure from error.__cause__ if failure is error else error
+            return self.leader_epochs(mirrored)
         return checkpoint
 
     def offset_index(self, segment: RemoteSegment) -> OffsetIndex | None:
@@ -242,8 +250,30 @@ class SideFiles:
     ) -> Iterator[_Read]:
         """Yields the entries of a segment's log from a byte position on. Yields an entry only after
         the next entry was read and has higher offsets, because no checksum covers the base offset
-        of a batch.
+        of a batch. If the log is invalid, continues in the mirror.
         """
+        read_to = -1
+        try:
+            for entry in self._confirmed_entries(segment, position, read):
+                yield entry
+                read_to = entry.last_offset
+        except CorruptSegmentError as error:
+            mirrored = self._mirrored(segment, error)
+            if mirrored is None:
+                raise
+        else:
+            return
+        for entry in self._confirmed_entries(mirrored, position, read):
+            if entry.last_offset > read_to:
+                yield entry
+
+    def _mirrored(self, segment: RemoteSegment, error: TieredKafkaError) -> RemoteSegment | None:
+        objects = self._source.mirrored(segment.objects, error)
+        return None if objects is None else replace(segment, objects=objects)
+
+    def _confirmed_entries(
+        self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
+    ) -> Iterator[_Read]:
         waiting: _Read | None = None
         for entry in self._entries(segment, position, read):
             if waiting is not None:

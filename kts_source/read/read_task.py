@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kts_source.errors import (
+    CorruptSegmentError,
     DataLossError,
     InvalidOptionError,
     ObjectNotFoundError,
@@ -28,11 +29,12 @@ from kts_source.read.task_metrics import (
     TaskPlace,
     write_metrics,
 )
+from kts_source.store.joined_store import mirror_of
 from kts_source.store.request_policy import CancelledFetchError
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -168,7 +170,28 @@ def _read_parts(
         return _read_with_brokers(task, source, settings, brokers, meter)
     if task.ranges:
         raise InvalidOptionError("the plan reads from brokers; set option kafka.bootstrap.servers")
-    return read_slices(task.slices, source, settings, meter=meter)
+    if mirror_of(source.store) is None:
+        return read_slices(task.slices, source, settings, meter=meter)
+    followed = _with_offset(settings)
+    rows = read_slices(task.slices, source, followed, meter=meter)
+    return _select(rows, settings.columns)
+
+
+def _with_offset(settings: ReadSettings) -> ReadSettings:
+    """Returns settings with column `offset`. The last offset of each batch shows which rows were
+    returned before a failure.
+    """
+    if "offset" in settings.columns:
+        return settings
+    return replace(settings, columns=(*settings.columns, "offset"))
+
+
+def _select(
+    batches: Generator[pa.RecordBatch], columns: Sequence[str]
+) -> Generator[pa.RecordBatch]:
+    with closing(batches):
+        for batch in batches:
+            yield batch if batch.num_columns == len(columns) else batch.select(columns)
 
 
 def _read_with_brokers(
@@ -184,16 +207,14 @@ def _read_with_brokers(
 
     with borrowed_cluster(brokers) as cluster:
         if not settings.broker_fallback:
-            yield from read_slices(task.slices, source, settings, meter=meter)
+            yield from _read_parts(
+                replace(task, ranges=()), source, replace(settings, brokers=None), meter
+            )
         elif task.slices:
-            # The fallback must know which rows were returned, from the last offset of each batch.
-            columns = list(settings.columns)
-            has_offset = "offset" in columns
-            followed = settings if has_offset else replace(settings, columns=(*columns, "offset"))
+            followed = _with_offset(settings)
             fallback = BrokerFallback(cluster, followed, meter)
             rows = read_slices(task.slices, source, followed, meter=meter, fallback=fallback)
-            for batch in rows:
-                yield batch if has_offset else batch.select(columns)
+            yield from _select(rows, settings.columns)
         for broker_range in task.ranges:
             yield from read_range(broker_range, cluster, settings, meter=meter)
 
@@ -205,8 +226,8 @@ class _Position:
     Attributes:
         task_slice: The slice that is being read, or that failed.
         decoder: Decoder of this slice; `None` if no byte of the slice was read.
-        next_offset: All rows of the slice below this offset were returned. Updated only with a
-            fallback to brokers.
+        next_offset: All rows of the slice below this offset were returned. Updated only if the
+            rows have a column `offset`.
         is_object_gone: True if the slice failed because its object does not exist.
     """
 
@@ -232,8 +253,9 @@ def read_slices(
 ) -> Generator[pa.RecordBatch]:
     """Yields the rows of slices in order; offsets ascend within a slice.
 
-    If there is a `fallback` and reading a slice from the tier fails, the rest of the slice is read
-    from brokers. Then the columns of `settings` must include `offset`.
+    If the bytes of a slice are invalid, the rest of the slice is read from the mirror, if there is
+    one. If this fails, too, or the slice cannot be read, a `fallback` reads the rest from brokers.
+    With a mirror or a `fallback`, the columns of `settings` must include `offset`.
 
     Raises:
         DataLossError: An object was deleted after planning. With `fail_on_data_loss=False`, the
@@ -244,12 +266,15 @@ def read_slices(
     """
     if meter is not None:
         source.stopwatch = meter.stopwatch
+    follows = "offset" in settings.columns and (
+        fallback is not None or mirror_of(source.store) is not None
+    )
     while slices:
         position = _Position(slices[0])
         try:
             for batch in _read_tier(slices, source, settings, meter, position):
                 yield batch
-                if fallback is not None:
+                if follows:
                     position.next_offset = batch.column("offset")[-1].as_py() + 1
         except TieredKafkaError as error:
             failure = error
@@ -258,8 +283,13 @@ def read_slices(
                 fallback.forget_failures()
             return
         failed = position.task_slice
+        is_mirrored = False
         try:
-            if fallback is not None:
+            if follows and isinstance(failure, CorruptSegmentError):
+                is_mirrored = yield from _reread(position, failure, source, settings, meter)
+            if is_mirrored:
+                pass
+            elif fallback is not None:
                 fallback.check(failed, failure)
                 yield from fallback.read_rest(failed, position.next_offset, source, failure)
             elif not position.is_object_gone:
@@ -268,10 +298,64 @@ def read_slices(
                 _skip_rest(position, failure, settings, meter)
         finally:
             del failure  # its traceback has this frame: a cycle would keep files and batches open
-        if fallback is None and position.decoder is not None:
+        if fallback is None and position.decoder is not None and not is_mirrored:
             yield from position.decoder.finish(meter, rest_is_lost=True)
         number = next(index for index, task_slice in enumerate(slices) if task_slice is failed)
         slices = slices[number + 1 :]
+
+
+def _reread(
+    position: _Position,
+    failure: TieredKafkaError,
+    source: SegmentSource,
+    settings: ReadSettings,
+    meter: TaskMeter | None,
+) -> Generator[pa.RecordBatch, None, bool]:
+    """Reads the failed slice again, from the mirror, and yields the rows that were not returned
+    before. Updates `position.next_offset`. Returns False if the mirror cannot serve the slice.
+
+    The invalid bytes may have led to another start or end of the slice. So the last row that was
+    returned before must be in the slice of the mirror, too; otherwise `failure` is raised.
+    """
+    task_slice = _mirrored(position.task_slice, failure, source)
+    if task_slice is None:
+        return False
+    last_returned = position.next_offset - 1
+    is_reached = last_returned < 0
+    try:
+        for batch in _read_tier((task_slice,), source, settings, meter, _Position(task_slice)):
+            offsets = batch.column("offset").to_numpy()
+            start = int(offsets.searchsorted(last_returned, side="right"))
+            is_reached = is_reached or (start > 0 and int(offsets[start - 1]) == last_returned)
+            if start == len(offsets):
+                continue
+            if not is_reached:
+                raise failure
+            yield batch.slice(start)
+            position.next_offset = int(offsets[-1]) + 1
+    except TieredKafkaError as error:
+        if error is failure:
+            raise
+        log.warning("%s-%s: %s", task_slice.topic, task_slice.partition, error)
+        return False
+    if not is_reached:
+        raise failure
+    return True
+
+
+def _mirrored(
+    task_slice: SegmentSlice, failure: TieredKafkaError, source: SegmentSource
+) -> SegmentSlice | None:
+    """Returns the slice with the objects of the mirror; `None` if the mirror lacks them."""
+    objects = source.mirrored(task_slice.objects, failure)
+    around = task_slice.surroundings
+    if around is not None and around.before is not None:
+        before = source.mirrored(around.before, failure)
+        if before is not None:
+            around = replace(around, before=before)
+    if objects is None and around is task_slice.surroundings:
+        return None
+    return replace(task_slice, objects=objects or task_slice.objects, surroundings=around)
 
 
 def _read_tier(

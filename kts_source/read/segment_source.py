@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError, UnknownKeyError
-from kts_source.layout.remote_segment import IndexType
+from kts_source.layout.remote_segment import IndexType, ObjectRef
 from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead, fetch_ranges
 from kts_source.read.task_metrics import Stopwatch
+from kts_source.store.joined_store import is_in_additional_store, mirror_of
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.transform import RestoreTimes, restore_chunk, restore_index
@@ -133,6 +134,29 @@ class SegmentSource:
         """
         is_plain = not objects.compression and objects.encryption is None
         return is_plain and self._tier.caches.chunks is None
+
+    def mirrored(self, objects: SegmentObjects, error: TieredKafkaError) -> SegmentObjects | None:
+        """Returns the mirror's copy of a segment that cannot be read because of `error`. Returns
+        `None` if there is no mirror, or if it has none of the segment's objects in the same size.
+        """
+        mirror = mirror_of(self.store)
+        if mirror is None:
+            return None
+        sources = {index.source.key: index.source for index in objects.indexes.values()}
+        sources[objects.log.key] = objects.log
+        copies = {}
+        for key, ref in sources.items():
+            if is_in_additional_store(key):
+                return None
+            info = mirror.in_mirror(key, ref.version, error.message, size=ref.size)
+            copies[key] = ref if info is None else ObjectRef.of(info)
+        if copies == sources:
+            return None
+        indexes = {
+            kind: replace(index, source=copies[index.source.key])
+            for kind, index in objects.indexes.items()
+        }
+        return replace(objects, log=copies[objects.log.key], indexes=indexes)
 
     def windows(
         self,

@@ -135,7 +135,13 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
     except TieredKafkaError as error:
         raise source.error_in_span(error, span) from error.__cause__
     except SegmentFormatError as error:
-        advice = _ADVICE if isinstance(error, CorruptRecordError) else ""
+        from segment_format.transaction_check import ContradictedIntervalsError
+
+        advice = ""
+        if isinstance(error, CorruptRecordError) and not isinstance(
+            error, ContradictedIntervalsError
+        ):
+            advice = _ADVICE
         raise source.error_in_span(
             CorruptSegmentError(
                 f"{error.message}{advice}", offset=error.offset, position=error.position

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from kts_source.errors import (
@@ -35,6 +36,7 @@ _BESIDE: Final = "tailPath:/"
 REST_SECONDS: Final = 30.0
 _DOWN: Final = (StoreUnavailableError, AccessDeniedError, StoreNotFoundError)
 _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
+_MAX_REPORTED: Final = 10_000
 
 
 def additional_store_prefix(number: int) -> str:
@@ -143,6 +145,9 @@ class JoinedStore:
 class FallbackStore:
     """A store and its mirror. The mirror has the same keys, and is used when the store fails.
 
+    A listing contains the objects of the first store, and objects that only the mirror has. Objects
+    before a folder's first key in the first store are excluded, because retention has deleted them.
+
     The two stores assign different versions to the same object. So versions of this class have
     three parts: `<store number>:<size>:<version in that store>`.
 
@@ -167,6 +172,7 @@ class FallbackStore:
         self._lock = threading.Lock()
         self._infos: dict[tuple[int, str], ObjectInfo] = {}
         self._down_until = [0.0, 0.0]
+        self._reported: set[str] = set()
 
     def __repr__(self) -> str:
         return f"FallbackStore({self._stores[0]!r}, {self._stores[1]!r})"
@@ -206,13 +212,81 @@ class FallbackStore:
         return self._try_both(0, lambda number: self._stores[number].list_folders(prefix))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. All objects of a listing come from the same store."""
+        """See `ObjectStore.list_objects`. If one store fails, only the other store is listed."""
 
         def list_all(number: int) -> list[ObjectInfo]:
             objects = self._stores[number].list_objects(prefix, after=after)
             return [_add_store(number, info) for info in objects]
 
-        yield from self._try_both(0, list_all)
+        listed = self._try_both(0, list_all)
+        if listed and _parse_version(listed[0].version)[0] == 0:
+            lost = self._lost(listed, list_all, is_continued=after is not None)
+            listed = sorted([*listed, *lost], key=attrgetter("key")) if lost else listed
+        yield from listed
+
+    def _lost(
+        self,
+        listed: list[ObjectInfo],
+        list_all: Callable[[int], list[ObjectInfo]],
+        *,
+        is_continued: bool,
+    ) -> list[ObjectInfo]:
+        """Returns the objects that the first store has lost: the mirror has them, and the first
+        store has an earlier object in their folder, or another object of their segment.
+        """
+        if time.monotonic() < self._down_until[1]:
+            return []
+        try:
+            mirrored = self._try_store(1, list_all, counts=False)
+        except _FAILURES:
+            return []
+        present = {info.key for info in listed}
+        starts: dict[str, str] = {}
+        for info in listed:
+            folder = info.key.rpartition("/")[0]
+            stem = "" if is_continued else info.key.rpartition(".")[0]
+            starts[folder] = min(starts.get(folder, stem), stem)
+        lost = []
+        for info in mirrored:
+            start = starts.get(info.key.rpartition("/")[0])
+            if info.key not in present and start is not None and info.key >= start:
+                self._report(info.key, "the object is missing")
+                lost.append(info)
+        return lost
+
+    def in_mirror(
+        self, key: str, version: str | None, reason: str, *, size: int | None = None
+    ) -> ObjectInfo | None:
+        """Returns the mirror's object, to read it in place of an invalid object. Logs the first
+        call for a key as a warning with `reason`.
+
+        Returns `None` if `version` already names the mirror's object, if the mirror fails or lacks
+        the object, or if the object does not have `size` bytes.
+        """
+        if _parse_version(version)[0] == 1:
+            return None
+        try:
+            info = self._try_store(1, lambda number: self._stores[number].head(key))
+        except StoreError:
+            return None
+        if size is not None and info.size != size:
+            return None
+        self._report(key, reason)
+        return _add_store(1, info)
+
+    def head_again(self, key: str, version: str | None) -> ObjectInfo:
+        """Returns the facts about the object in the store that `version` names."""
+        home = _parse_version(version)[0]
+        read = self._stores[home].head
+        return self._try_store(home, lambda _: _add_store(home, read(key)))
+
+    def _report(self, key: str, reason: str) -> None:
+        with self._lock:
+            is_new = key not in self._reported and len(self._reported) < _MAX_REPORTED
+            if is_new:
+                self._reported.add(key)
+        if is_new:
+            log.warning("%s is read from the mirror (fallbackPath): %s", self.uri(key), reason)
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
@@ -270,7 +344,7 @@ class FallbackStore:
             raised.attempts = (*raised.attempts, f"the other store failed too: {_summary(second)}")
             raise raised from None
 
-    def _try_store(self, number: int, read: Callable[[int], T]) -> T:
+    def _try_store(self, number: int, read: Callable[[int], T], *, counts: bool = True) -> T:
         try:
             answer = read(number)
         except _DOWN as error:
@@ -285,7 +359,7 @@ class FallbackStore:
                     _summary(error),
                 )
             raise
-        if number == 1:
+        if number == 1 and counts:
             self._tally.add(mirrored=1)
         return answer
 
@@ -324,6 +398,24 @@ class EmptyStore:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def mirror_of(store: ObjectStore) -> FallbackStore | None:
+    """Returns the store with a mirror that a tier's store is or contains; `None` if there is no
+    mirror.
+    """
+    main = store.first if isinstance(store, JoinedStore) else store
+    return main if isinstance(main, FallbackStore) else None
+
+
+def head_again(store: ObjectStore, key: str, version: str | None) -> ObjectInfo:
+    """Returns the current facts about an object of which `version` is known. With a mirror, the
+    version names the store.
+    """
+    mirrored = mirror_of(store)
+    if mirrored is None or is_in_additional_store(key):
+        return store.head(key)
+    return mirrored.head_again(key, version)
 
 
 def _merge_remarks(stores: tuple[ObjectStore, ...]) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ def test_errors_have_builtin_base_classes(kind: type[Exception], builtin: type[E
 def test_only_temporary_errors_are_retriable() -> None:
     retriable = [
         errors.BrokerUnavailableError,
+        errors.CommitConflictError,
         errors.LeaderChangedError,
         errors.RegistryUnavailableError,
         errors.StoreUnavailableError,

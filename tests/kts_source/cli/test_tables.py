@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kts_source.cli.output import print_table
-from kts_source.texts import format_bytes, preview_bytes
+from kts_source.texts import counted, format_bytes, preview_bytes
 
 
 def test_table_aligns_numbers_right_and_text_left(
@@ -59,3 +59,8 @@ def test_bytes_are_shown_as_text_or_hexadecimal(value: bytes | None, text: str) 
     shown = preview_bytes(value, 9)
     assert shown == text
     assert len(shown) <= 9
+
+
+def test_number_has_its_noun_in_singular_or_plural() -> None:
+    assert [counted(count, "hole") for count in (0, 1, 2)] == ["0 holes", "1 hole", "2 holes"]
+    assert counted(1000, "hole") == "1,000 holes"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -194,6 +195,12 @@ def test_failed_run_does_not_say_that_rows_were_written_to_dead_letters(
 def test_prometheus_label_is_escaped() -> None:
     text = empty_report('a"\\\nb', "parquet").to_prometheus()
     assert 'kts_export_rows{target="a\\"\\\\\\nb"} 0\n' in text
+
+
+def test_metrics_of_a_dry_run_are_refused() -> None:
+    report = replace(empty_report("lake", "parquet"), dry_run=True)
+    with pytest.raises(InvalidOptionError, match="a dry run has no metrics"):
+        report.to_prometheus()
 
 
 @pytest.mark.parametrize("columns", ["", "offset,timestamp"])

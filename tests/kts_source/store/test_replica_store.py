@@ -74,6 +74,7 @@ def test_mirror_is_not_used_while_the_first_store_works(
     store: FallbackStore, stores: tuple[FailingStore, FailingStore]
 ) -> None:
     (info,) = store.list_objects("")
+    stores[1].asked = 0  # a listing asks for objects that the first store has lost
     assert store.get_range("x", 2, 5, version=info.version) == b"234"
     assert store.head("x") == info
     assert stores[1].asked == 0
@@ -108,6 +109,27 @@ def test_object_missing_in_the_first_store_is_read_from_the_mirror(
     with pytest.raises(ObjectNotFoundError) as caught:
         store.get_range("x", 2, 5, version=version)
     assert caught.value.uri == store.uri("x")
+
+
+def test_listing_has_lost_objects_but_none_that_retention_deleted(
+    store: FallbackStore,
+    stores: tuple[FailingStore, FailingStore],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("t/1.log", "t/2.log", "t/2.manifest", "t/3.log", "u/1.log"):
+        path = tmp_path / "mirror" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"mirror")
+    (tmp_path / "first/t").mkdir()
+    (tmp_path / "first/t/2.manifest").write_bytes(b"first")
+    listed = {info.key: info for info in store.list_objects("t/")}
+    assert list(listed) == ["t/2.log", "t/2.manifest", "t/3.log"]
+    assert store.get_range("t/2.manifest", 0, 5, version=listed["t/2.manifest"].version) == b"first"
+    assert store.get_range("t/3.log", 0, 6, version=listed["t/3.log"].version) == b"mirror"
+    assert caplog.text.count("t/3.log is read from the mirror (fallbackPath)") == 1
+    stores[1].failure = FAILURES[1]
+    assert [info.key for info in store.list_objects("t/")] == ["t/2.manifest"]
 
 
 def test_mirrored_object_of_another_size_is_refused(

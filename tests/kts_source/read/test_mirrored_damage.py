@@ -1,0 +1,179 @@
+"""Damages a tier that has a mirror (`fallbackPath`), and reads it with a scan, an export and a
+stream. The expected rows are those that the builder of the log wrote.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import uuid
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import CorruptSegmentError, DataLossError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import BatchLimits, ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import open_tier
+from segment_format.testing import AivenTierWriter
+from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.small_tier import table_offsets
+from tests.kts_source.planning.scanning import scan
+from tests.kts_source.planning.transaction_damage import build_log
+from tests.kts_source.streaming.running import Checkpointed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from segment_format.testing import BuiltLog
+
+SUFFIXES = ("log", "indexes", "rsm-manifest")
+
+
+def write_mirrored(folder: Path, seed: int) -> tuple[BuiltLog, dict[str, str]]:
+    """Writes a tier and its mirror below `folder`. Returns the log and options that read it in
+    small tasks.
+    """
+    log = build_log(seed)
+    source = random.Random(seed)
+    writer = AivenTierWriter(
+        str(folder / "mirror"),
+        topic="t",
+        topic_id=uuid.UUID(int=7),
+        chunk_size=source.choice((200, 10_000)),
+        compression=seed % 3 == 0,
+    )
+    for files in log.segments:
+        writer.write_segment(files)
+    shutil.copytree(folder / "mirror", folder / "tier")
+    options = {
+        "path": str(folder / "tier"),
+        "fallbackPath": str(folder / "mirror"),
+        "subscribe": "t",
+        "cache": "false",
+        "isolationLevel": "read_committed",
+        "targetPartitionBytes": source.choice(("500", "10m")),
+    }
+    return log, options
+
+
+def objects(folder: Path, suffix: str) -> list[Path]:
+    """Returns the objects of a tier with a suffix, in order of offsets."""
+    return sorted(folder.rglob(f"*.{suffix}"))
+
+
+def expected(log: BuiltLog) -> list[int]:
+    return [row.offset for row in log.rows("read_committed")]
+
+
+def scanned(options: dict[str, str]) -> list[int]:
+    return sorted(scan(options)["offset"].to_pylist())
+
+
+def exported(options: dict[str, str], folder: Path) -> list[int]:
+    lake = Lake(folder / "lake", "parquet")
+    lake.folder.mkdir()
+    lake.export(options, commit_bytes=1)
+    return sorted(table_offsets(lake))
+
+
+def streamed(options: dict[str, str]) -> list[int]:
+    stream = Checkpointed({**options, "minListingIntervalMs": "0"})
+    stream.all()
+    stream.close()
+    return sorted(
+        offset for batch in stream.batches.values() for offset in batch["offset"].to_pylist()
+    )
+
+
+def remove(path: Path, _source: random.Random) -> None:
+    path.unlink()
+
+
+def truncate(path: Path, source: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: source.randrange(len(data))])
+
+
+def flip(path: Path, source: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+    path.write_bytes(data)
+
+
+DAMAGES = (remove, truncate, flip)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_scan_export_and_stream_read_damaged_objects_from_the_mirror(
+    damage: Callable[[Path, random.Random], None],
+    suffix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        log, options = write_mirrored(folder, seed)
+        source = random.Random(f"{damage.__name__} {suffix} {seed}")
+        damage(objects(folder / "tier", suffix)[source.choice((1, 2, 3))], source)
+        assert scanned(options) == expected(log)
+        assert streamed(options) == expected(log)
+        assert exported(options, folder) == expected(log)
+    if damage is not flip:
+        assert "is read from the mirror (fallbackPath)" in caplog.text
+
+
+def damage_batch(log: Path) -> None:
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+
+
+def test_damage_in_both_stores_fails_with_the_object_of_the_tier(tmp_path: Path) -> None:
+    _, options = write_mirrored(tmp_path, 1)
+    for root in ("tier", "mirror"):
+        damage_batch(objects(tmp_path / root, "log")[1])
+    with pytest.raises(CorruptSegmentError) as caught:
+        scan(options)
+    assert caught.value.uri == objects(tmp_path / "tier", "log")[1].as_uri()
+
+
+def test_row_returned_before_the_damage_is_not_returned_again(tmp_path: Path) -> None:
+    log, options = write_mirrored(tmp_path, 1)
+    damage_batch(objects(tmp_path / "tier", "log")[0])
+    parsed = parse_options(options)
+    settings = replace(
+        ReadSettings.of(parsed), columns=("value", "key"), batches=BatchLimits(1, 1000)
+    )
+    with closing(open_tier(parsed)) as tier:
+        source = SegmentSource(tier, parsed.key_ring)
+        tasks = plan_scan(parsed).tasks
+        batches = [batch for task in tasks for batch in read_task(task, source, settings)]
+    assert {tuple(batch.schema.names) for batch in batches} == {("value", "key")}
+    values = [value for batch in batches for value in batch["value"].to_pylist()]
+    assert Counter(values) == Counter(row.value for row in log.rows("read_committed"))
+
+
+def test_audit_finds_damage_that_the_mirror_hides(tmp_path: Path) -> None:
+    _, options = write_mirrored(tmp_path, 1)
+    objects(tmp_path / "tier", "log")[1].unlink()
+    damage_batch(objects(tmp_path / "tier", "log")[2])
+    kinds = {finding.kind.name for finding in kts_source.audit(options, level="bytes").findings}
+    assert {"object-missing", "crc"} <= kinds
+
+
+def test_mirror_does_not_replace_objects_that_it_lacks(tmp_path: Path) -> None:
+    _, options = write_mirrored(tmp_path, 1)
+    for root in ("tier", "mirror"):
+        objects(tmp_path / root, "log")[1].unlink()
+    with pytest.raises(DataLossError):
+        scan(options)
