@@ -673,7 +673,7 @@ def log_run_start(run_id: str, target: str, plan: ExportPlan, committed: Committ
         for partition in plan.scan.partitions:
             if partition.topic == topic:
                 held = held_range(committed, topic, partition.topic_id, partition.partition)
-                after = "a new partition" if held is None else f"resumes after offset {held.stop}"
+                after = "a new partition" if held is None else f"resumes at offset {held.stop}"
                 span = f"[{partition.start}, {partition.stop})"
                 if partition.start >= partition.stop:
                     span = "no new offsets"

@@ -377,8 +377,7 @@ class DiscoveredTopic:
 def discover(
     options: ScanOptions, catalog: SegmentCatalog, pool: Executor
 ) -> tuple[DiscoveredTopic, ...]:
-    """Lists every segment of the selected topics. Lists the partitions of a topic concurrently in
-    `pool`.
+    """Lists every segment of the selected topics; partitions are listed concurrently in `pool`.
 
     Reads descriptions of segments only to find out which of several topic ids is newest.
 
@@ -391,7 +390,8 @@ def discover(
         CorruptSegmentError: A manifest is invalid.
     """
     topics = []
-    for topic, folders in sorted(incarnations(options, catalog).items()):
+    chosen = incarnations(options, catalog, skips_lost=not options.fail_on_data_loss)
+    for topic, folders in sorted(chosen.items()):
         topics.append(discover_topic(options, topic, folders, catalog, pool))
         if isinstance(options.selection, Assign) and options.fail_on_data_loss:
             _check_exist(topics[-1], folders, catalog)
@@ -438,10 +438,15 @@ def check_partitions(
 
 
 def incarnations(
-    options: ScanOptions, catalog: SegmentCatalog, may_lack: Collection[str] = ()
+    options: ScanOptions,
+    catalog: SegmentCatalog,
+    may_lack: Collection[str] = (),
+    *,
+    skips_lost: bool = False,
 ) -> Mapping[str, Sequence[TopicFolder]]:
-    """Returns the folders of each selected topic: one folder for each topic id. Topics in
-    `may_lack` need not exist in the tier. Raises the errors of `discover`.
+    """Returns the folders of each selected topic, one for each topic id. Topics in `may_lack` need
+    not exist. If `skips_lost`, one of the named topics must exist, and a warning names the others.
+    Raises the errors of `discover`.
     """
 
     def folders(topic: str | None) -> tuple[TopicFolder, ...]:
@@ -461,7 +466,13 @@ def incarnations(
     if missing:
         problem = f"no topic {', '.join(map(repr, missing))}"
         available = {folder.topic for folder in folders(None)}
-        raise _not_found(problem, available, missing, options, catalog)
+        error = _not_found(problem, available, missing, options, catalog)
+        if len(missing) == len(named) or prefixes_of_names(options.key_prefix, available, missing):
+            raise error
+        if not skips_lost:
+            advice = "set failOnDataLoss=false to read the other topics"
+            raise error.extended(f". If retention deleted all of its segments, {advice}")
+        log.warning("%s; reading the other topics", error.message)
     return {topic: there for topic, there in named.items() if there}
 
 
