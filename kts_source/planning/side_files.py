@@ -505,7 +505,7 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
             f"an entry has offsets {first} to {last}, but the next offsets must be in"
             f" [{least}, {stop})",
             position=entry.position,
-            offset=first,
+            offset=first if least <= first < stop else least,
         )
 
 
