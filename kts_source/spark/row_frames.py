@@ -8,26 +8,23 @@ describe. If an executor is lost before, the write fails, and the next run reads
 from __future__ import annotations
 
 import logging
-import pickle
 import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark import cloudpickle
 
 from kts_source.errors import ExportError
 from kts_source.export.partitioning import with_made_columns
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.row_schema import check_columns, schema_without_rows
 from kts_source.export.task import TaskReport
-from kts_source.spark.data_source_api import DataSource, DataSourceReader, InputPartition, types
-from kts_source.spark.jobs import ExportReader, noted_errors, tasks_in_spark
+from kts_source.spark.data_source_api import InputPartition, types
+from kts_source.spark.jobs import ExportReader, export_data_source, noted_errors, tasks_in_spark
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
     explained_memory,
-    load,
     log_to_stderr,
 )
 
@@ -84,28 +81,6 @@ class RowReader(ExportReader):
             end_task()
 
 
-def row_source(
-    name: str, tasks: Sequence[RunnableTask], job: RowJob, schema: types.StructType
-) -> type[DataSource]:
-    """Returns a data source class with the rows of `tasks`; see `export_data_source`."""
-    format_name = name
-    content: bytes = cloudpickle.dumps((tasks, job))  # type: ignore[no-untyped-call]
-
-    class TieredKafkaRows(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return format_name
-
-        def schema(self) -> types.StructType:
-            return schema
-
-        def reader(self, schema: types.StructType) -> DataSourceReader:
-            reader: DataSourceReader = load(__name__, "RowReader")(*pickle.loads(content))
-            return reader
-
-    return TieredKafkaRows
-
-
 class RowExecutor:
     """Runs export tasks in Spark, and keeps their rows as a DataFrame for the next commit."""
 
@@ -125,7 +100,8 @@ class RowExecutor:
         check_columns(columns, job.settings, job.target.values_in)
         columns = with_made_columns(columns, job.settings.partition_by, job.target.values_in)
         schema = spark_schema(columns).add(REPORT, types.StringType())
-        source = row_source(self._tag, tasks, RowJob(job, columns), schema)
+        shared = RowJob(job, columns)
+        source = export_data_source(self._tag, tasks, shared, RowReader, schema)
         with tasks_in_spark(self.spark, self._tag, source, self._progress):
             stored = self.spark.read.format(self._tag).load().localCheckpoint()
         key = uuid.uuid4().hex
