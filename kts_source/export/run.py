@@ -47,7 +47,6 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
-from kts_source.export.dry_run import dry_report
 from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
@@ -56,6 +55,7 @@ from kts_source.export.rejections import check_rejected
 from kts_source.export.replay import finish_replay, pending_letters, replay_tasks
 from kts_source.export.report import (
     BackfillReport,
+    dry_report,
     lost_offsets,
     newest_ms,
     written_ranges,
