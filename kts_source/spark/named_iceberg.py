@@ -114,7 +114,7 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
             "identity": col,
         }
         columns = [
-            transforms[field.transform](col(f"`{field.column}`"))
+            transforms[field.transform](f"`{field.column}`")
             for field in self._settings.partition_by
         ]
         writer = empty.writeTo(self._name).using("iceberg")
