@@ -63,8 +63,10 @@ class _RowCollector(TaskWriter):
     def _write_rows(self, owner: Owner, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
         del batch
         fields = self._settings.partition_by
+        computes_times = self._job.target.values_in == "file"  # the table computes units of time
         for field, values in [(field, field.values(rows)) for field in fields]:
-            if field.name not in rows.schema.names:
+            is_made = field.needs_own_column or not computes_times
+            if is_made and field.name not in rows.schema.names:
                 rows = rows.append_column(field.name, values)
         self._rows.append(rows)
         self._row_counts[owner] = self._row_counts.get(owner, 0) + rows.num_rows
