@@ -306,13 +306,16 @@ class ListedPartition:
         return [orphan.described for orphan in self.orphans if orphan.described is not None]
 
     def save(self) -> None:
-        """Stores descriptions and side files in the cache, for later plans."""
+        """Stores descriptions and side files in the cache, for later plans. Releases the memory of
+        the listing, so no segment can be described after this call.
+        """
         self._pack.save(self.entries)
         self.side_files.save()
         if self._bundle is not None:
             self._bundle.save()
-        # Drop the packs, because no segment has to be described after this point.
         self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()
+        self.entries = ()
+        self._described.clear()
 
 
 @dataclass(frozen=True, slots=True)
