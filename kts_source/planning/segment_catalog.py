@@ -184,12 +184,11 @@ class SegmentCatalog:
         mirror = mirror_of(self.store)
         if mirror is None or is_in_additional_store(entry.described_by):
             return None
-        found = (
+        objects = tuple(
             (suffix, mirror.in_mirror(info.key, info.version, error.message) or info)
             for suffix, info in entry.objects
         )
-        mirrored = replace(entry, objects=tuple(found))
-        return None if mirrored == entry else mirrored
+        return None if objects == entry.objects else replace(entry, objects=objects)
 
     def _corrupt(self, entry: SegmentEntry, error: SegmentFormatError) -> CorruptSegmentError:
         return CorruptSegmentError(
@@ -306,9 +305,7 @@ class ListedPartition:
         return [orphan.described for orphan in self.orphans if orphan.described is not None]
 
     def save(self) -> None:
-        """Stores descriptions and side files in the cache, for later plans. Releases the memory of
-        the listing, so no segment can be described after this call.
-        """
+        """Stores descriptions and side files for later plans. Afterwards, describes no segment."""
         self._pack.save(self.entries)
         self.side_files.save()
         if self._bundle is not None:
