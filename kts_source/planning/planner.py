@@ -227,7 +227,7 @@ def _plan_source(
             return None
         finally:
             if partition.listed is not None:
-                partition.listed.save()
+                partition.listed.save(releases=True)
 
     with (
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
@@ -240,15 +240,18 @@ def _plan_source(
             {(partition.topic, partition.partition) for partition in partitions},
             source.topics,
         )
-        requests = tier.store.counters.requests
-        reads_only_caches = options.brokers is None and not options.tail_paths
-
-        def is_waiting() -> bool:
-            return not reads_only_caches or tier.store.counters.requests != requests
-
-        results = _results(pool, plan, partitions, is_waiting)
+        results = _results(pool, plan, partitions, _request_check(options, tier))
         planned = [partition for partition in results if partition is not None]
     return assemble(options, planned, source.finish(), source.asked)
+
+
+def _request_check(options: ScanOptions, tier: Tier) -> Callable[[], bool]:
+    """Returns a function that returns whether a plan has sent a request since this call. If plans
+    also read from brokers or disks, it always returns True.
+    """
+    requests = tier.store.counters.requests
+    reads_only_tier = options.brokers is None and not options.tail_paths
+    return lambda: not reads_only_tier or tier.store.counters.requests != requests
 
 
 def _results(
@@ -261,7 +264,7 @@ def _results(
 
     Threads that only compute take turns, and more of them take longer: 96 threads take a third more
     processor time than 8. So only `_COMPUTING` partitions are planned at the same time until
-    `is_waiting` returns True, because a plan has sent a request.
+    `is_waiting` returns True: a plan has sent a request.
     """
     running: deque[Future[PlannedPartition | None]] = deque()
     try:

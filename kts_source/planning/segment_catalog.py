@@ -80,16 +80,13 @@ class SegmentCatalog:
         self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Sets the number of partitions that will be planned concurrently. If there are enough of
-        them to keep the store busy, each partition's own thread reads a few manifests, because
-        passing them to `pool` would take longer.
+        """Sets the number of partitions that will be planned concurrently. If they keep the store
+        busy, each partition's own thread reads a few manifests: passing them on takes longer.
         """
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
     def listed(self, folder: TopicFolder, partition: int) -> ListedPartition:
-        """Lists the segments of a partition. Descriptions that an earlier plan has cached are not
-        read again.
-        """
+        """Lists the segments of a partition. Cached descriptions are not read again."""
         bundle = None
         if self._caches.index is not None:
             uri = self.store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
@@ -304,15 +301,18 @@ class ListedPartition:
     def _damaged_entries(self) -> list[SegmentEntry]:
         return [orphan.described for orphan in self.orphans if orphan.described is not None]
 
-    def save(self) -> None:
-        """Stores descriptions and side files for later plans. Afterwards, describes no segment."""
+    def save(self, *, releases: bool = False) -> None:
+        """Stores descriptions and side files in the cache, for later plans. If `releases`, frees
+        the memory of the listing: afterwards, no segment can be described.
+        """
         self._pack.save(self.entries)
         self.side_files.save()
         if self._bundle is not None:
             self._bundle.save()
         self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()
-        self.entries = ()
-        self._described.clear()
+        if releases:
+            self.entries = ()
+            self._described.clear()
 
 
 @dataclass(frozen=True, slots=True)

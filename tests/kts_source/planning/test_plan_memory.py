@@ -50,9 +50,9 @@ def test_plan_releases_listing_of_each_planned_partition(monkeypatch: pytest.Mon
     listed: list[tuple[int, int]] = []
     save = ListedPartition.save
 
-    def saving(self: ListedPartition) -> None:
+    def saving(self: ListedPartition, *, releases: bool = False) -> None:
         before = len(self.entries)
-        save(self)
+        save(self, releases=releases)
         listed.append((before, len(self.entries)))
 
     monkeypatch.setattr(ListedPartition, "save", saving)
