@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.broker.cluster import EARLIEST, LATEST, Cluster, topic_configs
 from kts_source.broker.connection import PASSING, LostConnectionError, refusal
 from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
+from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import LEVELS, Journal
 from kts_source.restore.old_configs import known_configs, old_configs
@@ -107,22 +108,38 @@ def status_restore(plan_path: str) -> list[str]:
     if plan.refusals:
         return [f"refused: {text}" for text in plan.refusals] + ["next: plan again"]
     if not journal.steps:
-        return ["planned", "next: stop the broker, then kts restore write"]
+        return [
+            "planned: nothing is written",
+            f"next: stop broker {plan.node_id}, then kts restore write",
+        ]
     lines = [f"log directory: {journal.log_dir}"]
     placed = [each.name for each in plan.partitions if journal.is_placed(each.name)]
     lines.append(f"written: {len(placed)} of {len(plan.partitions)} partitions")
+    if journal.has("checked"):
+        lines.append("the log directory has the rows of the tier")
+    elif journal.has("written"):
+        lines.append("the rows of the log directory are not compared with the tier")
     if not journal.is_complete:
+        if journal.has("checked"):
+            lines.append(f"the segments are not announced in {REMOTE_LOG_METADATA}")
         return [
             *lines,
-            "next: run kts restore write again; do not start the broker before it is complete",
+            "next: run kts restore write again with the same arguments; do not start broker"
+            f" {plan.node_id} before it is complete",
         ]
-    lines.append("the log directory has the rows of the tier")
     if not journal.has("verified"):
-        return [*lines, "next: start the broker, then kts restore verify"]
+        return [*lines, f"next: start broker {plan.node_id}, then kts restore verify"]
     lines.append("verified: the brokers have the same rows, log starts and ends")
-    if not journal.has("committed"):
-        return [*lines, "next: move the partitions to their brokers, then kts restore commit"]
-    return [*lines, "committed", "next: nothing; producers and consumers may start"]
+    if journal.has("committed"):
+        return [*lines, "committed", "next: nothing; producers and consumers may start"]
+    if journal.has("committing"):
+        return [
+            *lines,
+            "commit is not complete: it may have committed offsets and set configurations",
+            "next: run kts restore commit again with the same arguments; do not start producers and"
+            " consumers before it is complete",
+        ]
+    return [*lines, "next: move the partitions to their brokers, then kts restore commit"]
 
 
 _TOPIC: Final = 2
@@ -173,6 +190,9 @@ def commit_restore(
             f"the restore is not verified: {some(differences)}. Nothing was committed; restore into"
             " new topics"
         )
+    journal = Journal(plan_path, plan)
+    if not journal.has("committing"):
+        journal.add("committing")
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
         highest = journal.max_producer_id
@@ -191,7 +211,7 @@ def commit_restore(
             for topic, values in wanted.items()
             if values
         ]
-    Journal(plan_path, plan).add("committed")
+    journal.add("committed")
     return report
 
 

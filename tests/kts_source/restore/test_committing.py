@@ -24,6 +24,7 @@ from tests.kts_source.broker.fake_node import (
     PRODUCER_IDS,
     Fault,
 )
+from tests.kts_source.restore.world import START, VERIFIED, WRITTEN, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,7 +149,8 @@ def test_commit_resumes_after_a_crash_at_any_step(
     """Crashes once before and once after each step, and runs the commit again each time."""
     configs = {"retention.ms": "86400000"}
     groups = {"readers": {"orders": {0: 3}}, "writers": {"orders": {0: 4}}}
-    crashes = limit = passed = 0
+    limit = passed = 0
+    states: list[tuple[str, ...]] = []
 
     def crash_here() -> None:
         nonlocal passed
@@ -174,9 +176,26 @@ def test_commit_resumes_after_a_crash_at_any_step(
             _commit(restored, configs, groups)
             break
         except _CrashError:
-            crashes += 1
-            assert status_restore(str(restored.plan_file))[-1].startswith("next: ")
-    assert crashes > 10
+            states.append(state_of(restored))
+    assert len(states) > 10
+    whole = "written: 1 of 1 partitions"
+    begun = "commit is not complete: it may have committed offsets and set configurations"
+    assert [*dict.fromkeys(states)] == [
+        (whole, WRITTEN, START),
+        (
+            *(whole, WRITTEN, VERIFIED),
+            "next: move the partitions to their brokers, then kts restore commit",
+        ),
+        (
+            *(whole, WRITTEN, VERIFIED, begun),
+            "next: run kts restore commit again with the same arguments; do not start producers and"
+            " consumers before it is complete",
+        ),
+        (
+            *(whole, WRITTEN, VERIFIED, "committed"),
+            "next: nothing; producers and consumers may start",
+        ),
+    ]
     assert status_restore(str(restored.plan_file))[-2] == "committed"
     assert restored.brokers.committed == {("readers", "orders", 0): 3, ("writers", "orders", 0): 4}
     assert restored.brokers.configs["retention.ms"] == "86400000"
