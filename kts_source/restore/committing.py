@@ -19,6 +19,7 @@ from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import LEVELS, Journal
 from kts_source.restore.old_configs import known_configs, old_configs
+from kts_source.restore.permissions import check_commit
 from kts_source.restore.restore_plan import read_plan
 from kts_source.restore.target import target_settings
 from kts_source.texts import some
@@ -179,12 +180,22 @@ def commit_restore(
         InvalidOptionError: The restore is not written, the brokers have other rows, a group or
             configuration is invalid, or the metadata log does not have the topics.
         CorruptSegmentError: The metadata log is invalid.
+        BrokerAccessError: Permissions are missing. Nothing was changed.
         BrokerError: The cluster refuses a request.
     """
     plan = read_plan(plan_path)
     journal = Journal(plan_path, plan)
     offsets, report = clamped_offsets(plan, journal, groups)
     old = {} if metadata_log is None else old_configs(plan, metadata_log)
+    highest = journal.max_producer_id
+    with closing(Cluster(target_settings(target))) as cluster:
+        check_commit(
+            cluster,
+            plan.target_ids,
+            offsets,
+            sets_configs=bool(configs or old),
+            needs_producer_ids=highest >= 0,
+        )
     if differences := verify_restore(plan_path, target):
         raise InvalidOptionError(
             f"the restore is not verified: {some(differences)}. Nothing was committed; restore into"
@@ -195,7 +206,6 @@ def commit_restore(
         journal.add("committing")
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
-        highest = journal.max_producer_id
         for node in cluster.nodes:
             raise_producer_ids(cluster, node, highest)
         report.append(f"producer ids up to {highest} are not assigned again")

@@ -48,7 +48,7 @@ def _commit(
 
 
 def test_commit_raises_producer_ids_above_restored_ids(restored: NewCluster) -> None:
-    restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=3)
+    restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=4)
     _commit(restored)
     assert restored.brokers.producer_ids[0] == OLD_PRODUCER + 1
     assert status_restore(str(restored.plan_file))[-2] == "committed"
@@ -64,7 +64,7 @@ def test_commit_requests_few_producer_ids_if_broker_already_assigns_higher_ones(
 
 def test_group_offset_after_log_end_is_clamped_and_reported(restored: NewCluster) -> None:
     restored.brokers.fail(COORDINATOR, Fault(code=15))
-    restored.brokers.fail(OFFSET_COMMIT, Fault(code=NOT_COORDINATOR))
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=NOT_COORDINATOR), times=3)
     end = read_plan(str(restored.plan_file)).partitions[0].stop
     groups = {"readers": {"orders": {0: 3}}, "ahead": {"orders": {0: end + 7}}}
     report = _commit(restored, groups=groups)
@@ -108,13 +108,13 @@ def test_groups_from_disk_are_committed(
 
 
 def test_commit_of_group_with_members_is_rejected(restored: NewCluster) -> None:
-    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER), times=2)
     with pytest.raises(InvalidOptionError, match="group readers has members"):
         _commit(restored, groups={"readers": {"orders": {0: 3}}})
 
 
 def test_failed_group_commit_leaves_configurations_unchanged(restored: NewCluster) -> None:
-    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER), times=2)
     configs = {"retention.ms": "86400000", "cleanup.policy": "compact"}
     with pytest.raises(InvalidOptionError):
         _commit(restored, configs, {"readers": {"orders": {0: 3}}})
