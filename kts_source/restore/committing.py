@@ -20,7 +20,12 @@ from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import LEVELS, Journal
 from kts_source.restore.old_configs import known_configs, old_configs
 from kts_source.restore.permissions import check_commit
-from kts_source.restore.restore_plan import read_plan
+from kts_source.restore.restore_plan import (
+    plan_unchanged_tier,
+    read_plan,
+    source_options,
+    topic_options,
+)
 from kts_source.restore.target import target_settings
 from kts_source.texts import some
 
@@ -160,6 +165,7 @@ def commit_restore(
     configs: Mapping[str, str],
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
     metadata_log: str | None = None,
+    source: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Verifies the restored topics again, and then prepares them for producers and consumers. Call
     it when the partitions are on their final brokers, and before producers and consumers start. It
@@ -172,6 +178,8 @@ def commit_restore(
         groups: Committed offsets: by group, topic in the tier, and partition.
         metadata_log: Log directory of an old controller. If given, the topics also get the
             configurations that they had in the old cluster, except those in `configs`.
+        source: Options of the tier. If given, the commit is refused if the tier changed after the
+            plan.
 
     Returns:
         The changes, as texts for the operator.
@@ -181,6 +189,7 @@ def commit_restore(
             configuration is invalid, or the metadata log does not have the topics.
         CorruptSegmentError: The metadata log is invalid.
         BrokerAccessError: Permissions are missing. Nothing was changed.
+        ObjectChangedError: The tier changed after the plan. Nothing was changed.
         BrokerError: The cluster refuses a request.
     """
     plan = read_plan(plan_path)
@@ -201,6 +210,7 @@ def commit_restore(
             f"the restore is not verified: {some(differences)}. Nothing was committed; restore into"
             " new topics"
         )
+    report += _tier_report(plan, source)
     journal = Journal(plan_path, plan)
     if not journal.has("committing"):
         journal.add("committing")
@@ -223,6 +233,15 @@ def commit_restore(
         ]
     journal.add("committed")
     return report
+
+
+def _tier_report(plan: RestorePlan, source: Mapping[str, str] | None) -> list[str]:
+    """Checks that the tier is unchanged. Returns a line if it cannot be checked."""
+    if source is None:
+        return ["the tier was not checked for new segments of the old cluster: PATH is missing"]
+    topic_ids = {each.topic: each.topic_id for each in plan.partitions}
+    plan_unchanged_tier(plan.partitions, source_options(topic_options(source, topic_ids)))
+    return []
 
 
 def clamped_offsets(

@@ -4,6 +4,7 @@ ready.
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -118,6 +119,7 @@ def describe_target(
         topic_type = MetadataRequest.MetadataRequestTopic
         names = [topic_type(name=name) for name in topics]
         answer = cluster.ask_any(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+        refusals += _managed_refusals(answer)
         refusals += [
             f"topic {name} does not exist in the new cluster: create it"
             for name in sorted(wanted.keys() - topics.keys())
@@ -160,6 +162,27 @@ def _seed(metadata: Any) -> tuple[int, list[str]]:  # noqa: ANN401  # kafka-pyth
         for name, nodes in sorted(replicas.items())
         if nodes != (node_id,)
     ]
+
+
+_MANAGED: Final = {
+    "Amazon MSK": r"\.kafka(-serverless)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?",
+    "Confluent Cloud": r"\.confluent\.cloud",
+    "Aiven": r"\.aivencloud\.com",
+    "Azure Event Hubs": r"\.servicebus\.windows\.net",
+    "Google Cloud": r"\.managedkafka\..*\.cloud\.goog",
+}
+"""Patterns of the end of the host names of managed brokers, whose disks users cannot reach."""
+
+
+def _managed_refusals(metadata: Any) -> Iterator[str]:  # noqa: ANN401  # kafka-python's message
+    hosts = sorted({broker.host.lower().rstrip(".") for broker in metadata.brokers})
+    for service, pattern in _MANAGED.items():
+        if found := [host for host in hosts if re.search(f"{pattern}$", host)]:
+            yield (
+                f"broker {found[0]} is managed by {service}, but a restore writes to the log"
+                " directory of a stopped broker. Restore into brokers whose disks you can reach;"
+                " kts export, kts find and scans read the tier without them"
+            )
 
 
 def _partition_refusals(

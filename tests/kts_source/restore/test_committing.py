@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.cli.app import main
-from kts_source.errors import BrokerError, InvalidOptionError
+from kts_source.errors import BrokerError, InvalidOptionError, ObjectChangedError
 from kts_source.restore import committing
 from kts_source.restore.committing import commit_restore, status_restore
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import GOLDEN
 from tests.kts_source.broker.fake_node import (
     ALTER_CONFIGS,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from segment_format.testing import SegmentFiles
     from tests.kts_source.restore.world import NewCluster
 
 GROUPS = GOLDEN / "group-offsets"
@@ -74,7 +76,7 @@ def test_group_offset_after_log_end_is_clamped_and_reported(restored: NewCluster
     }
     text = f"group ahead, orders-0: offset {end + 7} is outside the restored log [0, {end})"
     assert report[0].startswith(text)
-    assert len(report) == 4
+    assert len(report) == 5
 
 
 def test_group_offset_of_unrestored_partition_is_skipped_and_reported(
@@ -138,6 +140,44 @@ def test_commit_with_missing_rows_is_rejected_without_changes(restored: NewClust
         _commit(restored, {"retention.ms": "1"})
     assert restored.brokers.producer_ids == {}
     assert restored.brokers.configs["retention.ms"] == "-1"
+
+
+def test_commit_after_old_cluster_wrote_to_the_tier_changes_nothing(
+    tmp_path: Path, restored: NewCluster
+) -> None:
+    tier = tmp_path / "tier"
+    options = {"path": str(tier), "layout": "local-tiered-storage"}
+    more: dict[str, Any] = {"configs": {"retention.ms": "1"}, "source": options}
+    more["groups"] = {"readers": {"orders": {0: 3}}}
+    plan = read_plan(str(restored.plan_file))
+    # The new cluster uses the same tier. Its uploads do not count.
+    new_writer = LocalTierWriter(tier, topic="orders", topic_id=plan.target_ids["orders"])
+    new_writer.write_segment(_later_segment(plan.partitions[0].stop))
+    old_writer = LocalTierWriter(tier, topic="orders", topic_id=plan.partitions[0].topic_id)
+    uploaded = old_writer.write_segment(_later_segment(plan.partitions[0].stop))
+    with pytest.raises(ObjectChangedError, match="perhaps because the old cluster still runs"):
+        commit_restore(str(restored.plan_file), restored.target, **more)
+    assert restored.brokers.committed == restored.brokers.producer_ids == {}
+    assert restored.brokers.configs["retention.ms"] == "-1"
+    assert status_restore(str(restored.plan_file))[-1].startswith("next: move the partitions")
+    for key in uploaded.keys:
+        (tier / key).unlink()
+    report = commit_restore(str(restored.plan_file), restored.target, **more)
+    assert not any("PATH is missing" in line for line in report)
+    assert restored.brokers.committed == {("readers", "orders", 0): 3}
+
+
+def test_commit_without_tier_reports_that_it_was_not_checked(restored: NewCluster) -> None:
+    text = "the tier was not checked for new segments of the old cluster: PATH is missing"
+    assert text in _commit(restored)
+
+
+def _later_segment(base_offset: int) -> SegmentFiles:
+    """Returns a segment after the restored ones."""
+    builder = LogBuilder(leader_epoch=5, start_offset=base_offset)
+    builder.append([SimpleRecord(b"later")])
+    builder.roll()
+    return builder.build().segments[0]
 
 
 STEPS = ("verify_restore", "raise_producer_ids", "commit_offsets", "set_configs")
