@@ -1,10 +1,10 @@
-"""Chooses the examples that `make test` runs; the slow suite runs all of them."""
+"""Chooses the examples that `make test` and the slower suites run."""
 
 from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from _pytest.mark import ParameterSet
 
+
+_Example = TypeVar("_Example")
 
 # Workers of pytest-xdist inherit the seed, so all of them collect the same examples.
 _SEED = os.environ.setdefault("KTS_EXAMPLES_SEED", str(random.SystemRandom().randrange(1 << 31)))
@@ -30,6 +32,15 @@ def examples(count: int) -> int:
     `.ci/run`, otherwise a quarter.
     """
     return count if os.environ.get("KTS_ALL_EXAMPLES") == "1" else count // 4
+
+
+def sample(count: int, examples: Iterable[_Example]) -> list[_Example]:
+    """Returns `count` random examples in their order, or all of them if `KTS_ALL_EXAMPLES=1`."""
+    everything = list(examples)
+    if os.environ.get("KTS_ALL_EXAMPLES") == "1":
+        return everything
+    numbers = examples_source(repr(everything[:1])).sample(range(len(everything)), count)
+    return [everything[number] for number in sorted(numbers)]
 
 
 def only(quick: int, examples: Iterable[object]) -> list[ParameterSet]:

@@ -3,7 +3,7 @@
 Environment variables:
 
     KTS_FAULT_SCANS    number of scans; 2,000 by default
-    KTS_FAULT_SECONDS  time limit for all scans together; 300 by default.
+    KTS_FAULT_SECONDS  time limit for all scans together; 120 by default.
                        2,000 scans need up to 3,600 seconds.
                        Each test runs at least `MIN_SCANS` scans, even if the time is over.
     KTS_FAULT_SEED     seed of a run to repeat
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.s3 import S3Server
 
 SCANS = int(os.environ.get("KTS_FAULT_SCANS", "2000"))
-SECONDS = float(os.environ.get("KTS_FAULT_SECONDS", "300"))
+SECONDS = float(os.environ.get("KTS_FAULT_SECONDS", "120"))
 MIN_SCANS = 40
 """Minimum number of scans of each test, even if the time limit is over."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.golden_data import assert_same_rows, expected_table, tier_options
+from tests.quick import sample
 from tests.spark.stream_killing import HAS_PROC, NEWEST, OLDEST, Case, Query, cases, interpreters
 
 if TYPE_CHECKING:
@@ -36,10 +37,9 @@ LAST_KILL = "checkpoint/commits/3"
 
 @pytest.mark.parametrize(
     "case",
-    [
-        Case(NEWEST, "read_committed", "parquet"),
-        Case(OLDEST, "read_uncommitted", "parquet"),
-    ],
+    sample(
+        1, [Case(NEWEST, "read_committed", "parquet"), Case(OLDEST, "read_uncommitted", "parquet")]
+    ),
     ids=str,
 )
 def test_killed_query_writes_each_row_once(tmp_path: Path, case: Case) -> None:
@@ -53,7 +53,7 @@ def test_killed_query_writes_each_row_once(tmp_path: Path, case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("isolation_level", "last_file"),
-    [("read_committed", "offsets"), ("read_uncommitted", "commits")],
+    sample(1, [("read_committed", "offsets"), ("read_uncommitted", "commits")]),
 )
 def test_query_continues_after_upgrade_to_each_newer_spark(
     tmp_path: Path, isolation_level: IsolationLevel, last_file: str

@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from kts_source.spark.datasource import TieredKafkaDataSource
 from kts_source.spark.jobs import ExportReader, export_data_source
 from kts_source.spark.readers import TieredKafkaBatchReader
+from tests.quick import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 ADVICE = "set PYSPARK_PYTHON to the path of a Python that has it"
@@ -25,6 +26,7 @@ import os, sys
 from pyspark.sql import SparkSession
 from kts_source import backfill, register
 from tests.golden_data import tier_options
+from tests.quick import sample
 
 os.environ["PYTHONPATH"] = sys.argv[3]  # Spark passes it to its workers
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
@@ -94,9 +96,16 @@ def test_pickled_class_unpickles_to_itself_where_package_is_installed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("python_path", "missing"), [("", "kts_source"), (str(ROOT), "")], ids=["nothing", "package"]
+    ("command", "python_path", "missing"),
+    sample(
+        2,
+        [
+            (command, python_path, missing)
+            for command in ("scan", "backfill")
+            for python_path, missing in (("", "kts_source"), (str(ROOT), ""))
+        ],
+    ),
 )
-@pytest.mark.parametrize("command", ["scan", "backfill"])
 def test_spark_reports_missing_package(
     bare_python: Path, tmp_path: Path, command: str, python_path: str, missing: str
 ) -> None:

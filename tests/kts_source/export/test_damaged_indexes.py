@@ -176,7 +176,7 @@ def test_export_with_damaged_index_writes_no_aborted_row(seed: int, tmp_path: Pa
 
 @pytest.mark.fuzz
 def test_export_with_randomly_damaged_index_writes_no_aborted_row(tmp_path: Path) -> None:
-    end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
+    end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "120")) / 12
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):
         _, wrong = export_damaged_tiers(seed, tmp_path, share=1, flips=6)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import signal
 import time
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from tests.kts_source.export.exporting import (
     source,
 )
 from tests.kts_source.export.killing import Steps, killable_folder
+from tests.quick import examples, examples_source
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.kills, pytest.mark.timeout(1500)]
 
-POINTS = 50
-SEED = 20_240_229
+POINTS = examples(48)
+RUNS = examples(16)
 
 # Children are forked from a fork server that has only imported modules, so it has no running
 # library threads and no open clients.
@@ -147,7 +147,7 @@ def check(lake: Lake, case: Case) -> None:
 def test_folder_export_killed_at_random_steps_writes_each_row_once_after_resume(
     tmp_path: Path, case: Case
 ) -> None:
-    chosen = random.Random(SEED)
+    chosen = examples_source("killed at steps")
     count = Child(Lake(tmp_path / "count", "parquet"), case).steps()
     assert count > 10
     for number in range(POINTS):
@@ -163,7 +163,7 @@ def test_folder_export_killed_at_random_steps_writes_each_row_once_after_resume(
 def test_run_killed_at_random_times_writes_each_row_once_after_resume(
     tmp_path: Path, table_format: str, case: Case
 ) -> None:
-    chosen = random.Random(SEED)
+    chosen = examples_source(f"killed at times {table_format}")
     seconds = 0.0
     for name in ("warm", "timed"):  # the first run also fills the machine's caches
         lake = Lake(tmp_path / name, table_format)
@@ -172,7 +172,7 @@ def test_run_killed_at_random_times_writes_each_row_once_after_resume(
         child.steps()
         seconds = time.monotonic() - child.started
     killed = 0
-    for number in range(10):
+    for number in range(RUNS):
         lake = Lake(tmp_path / f"{number}", table_format)
         lake.folder.mkdir()
         child = Child(lake, case)
@@ -180,4 +180,4 @@ def test_run_killed_at_random_times_writes_each_row_once_after_resume(
         child.process.kill()
         killed += child.end() == -signal.SIGKILL
         check(lake, case)
-    assert killed > 3
+    assert killed >= RUNS // 4

@@ -507,7 +507,7 @@ def test_randomly_damaged_overlapping_segments_return_expected_rows_or_raise(
 
 @pytest.mark.fuzz
 def test_overlapping_segments_damaged_with_new_seed_return_expected_rows_or_raise() -> None:
-    end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
+    end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "120")) / 12
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):
         check_hybrid_read(seed)

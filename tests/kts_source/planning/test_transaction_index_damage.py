@@ -335,7 +335,7 @@ def test_lost_index_entry_is_detected_around_empty_segment_without_snapshots(
 
 @pytest.mark.fuzz
 def test_scans_with_random_index_damage_return_expected_rows_or_raise() -> None:
-    seconds = float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 8
+    seconds = float(os.environ.get("KTS_FUZZ_SECONDS", "120")) / 8
     end = time.monotonic() + seconds
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):

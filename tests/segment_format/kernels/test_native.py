@@ -17,6 +17,7 @@ import pytest
 from segment_format.kernels import decoder, native
 from segment_format.testing import SimpleRecord, write_batch
 from tests.golden_data import LOCAL_TIER
+from tests.quick import sample
 from tests.segment_format.kernels.yardstick import actual, expected
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,6 +26,7 @@ WITHOUT_NUMBA = "import sys\nsys.modules['numba'] = sys.modules['llvmlite'] = No
 TEXTS_SIZE = """
 import numpy as np
 from segment_format.kernels.native import load_kernel
+from tests.quick import sample
 data = np.array([5 << 1, 7 << 1], np.int64)
 print(load_kernel("texts_size")(data.ctypes.data, 2))
 """
@@ -112,7 +114,7 @@ def test_errors_of_cpu_variant_match_reference() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*VARIANTS[1:], native.JIT])
+@pytest.mark.parametrize("name", sample(1, [*VARIANTS[1:], native.JIT]))
 def test_value_kernels_of_cpu_variant_pass_their_tests(name: str, tmp_path: Path) -> None:
     files = (
         "kernels/test_batch_scanner.py",
