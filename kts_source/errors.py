@@ -277,7 +277,7 @@ class BrokerError(TieredKafkaError):
 
 
 class BrokerAccessError(BrokerError):
-    """The user has no permission to describe or read a topic."""
+    """The user lacks permissions in the cluster, such as Describe and Read on a topic."""
 
 
 class BrokerUnavailableError(BrokerError):

@@ -210,7 +210,15 @@ def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_jso
     click.get_current_context().exit(1 if differences else 0)
 
 
-@restore_command.command("commit", short_help="Commit offsets and set configurations.")
+@restore_command.command(
+    "commit",
+    cls=Command,
+    short_help="Commit offsets and set configurations.",
+    examples=(
+        "kts restore commit plan.json s3://bucket --key-prefix tiered/ --to new:9092 \\",
+        "  --groups groups.json --config retention.ms=604800000",
+    ),
+)
 @click.argument("plan_file", metavar="PLAN")
 @flag("--config", multiple=True, metavar="NAME=VALUE", help="New configuration.")
 @flag(
@@ -225,7 +233,9 @@ def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_jso
 )
 @_target_options()
 @json_flag
+@scan_options("path", every_topic=True, by_option_only=(SERVERS,))
 def commit_command(
+    options: Mapping[str, str],
     *,
     plan_file: str,
     config: tuple[str, ...],
@@ -242,6 +252,7 @@ def commit_command(
         configs=_pairs("--config", config),
         groups=_groups(groups),
         metadata_log=metadata_log,
+        source=options if "path" in options else None,
     )
     _print_lines([*report, *status_restore(plan_file)], as_json=as_json)
 

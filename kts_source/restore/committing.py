@@ -25,9 +25,16 @@ from kts_source.errors import (
     CorruptSegmentError,
     InvalidOptionError,
 )
+from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from kts_source.restore.digests import row_digests
 from kts_source.restore.journal import LEVELS, Journal
-from kts_source.restore.restore_plan import read_plan
+from kts_source.restore.permissions import check_commit
+from kts_source.restore.restore_plan import (
+    plan_unchanged_tier,
+    read_plan,
+    source_options,
+    topic_options,
+)
 from kts_source.restore.target import REQUIRED_CONFIGS, ZERO_COPY_CONFIGS, target_settings
 from kts_source.texts import some
 from segment_format.errors import SegmentFormatError
@@ -122,22 +129,38 @@ def status_restore(plan_path: str) -> list[str]:
     if plan.refusals:
         return [f"refused: {text}" for text in plan.refusals] + ["next: plan again"]
     if not journal.steps:
-        return ["planned", "next: stop the broker, then kts restore write"]
+        return [
+            "planned: nothing is written",
+            f"next: stop broker {plan.node_id}, then kts restore write",
+        ]
     lines = [f"log directory: {journal.log_dir}"]
     placed = [each.name for each in plan.partitions if journal.is_placed(each.name)]
     lines.append(f"written: {len(placed)} of {len(plan.partitions)} partitions")
+    if journal.has("checked"):
+        lines.append("the log directory has the rows of the tier")
+    elif journal.has("written"):
+        lines.append("the rows of the log directory are not compared with the tier")
     if not journal.is_complete:
+        if journal.has("checked"):
+            lines.append(f"the segments are not announced in {REMOTE_LOG_METADATA}")
         return [
             *lines,
-            "next: run kts restore write again; do not start the broker before it is complete",
+            "next: run kts restore write again with the same arguments; do not start broker"
+            f" {plan.node_id} before it is complete",
         ]
-    lines.append("the log directory has the rows of the tier")
     if not journal.has("verified"):
-        return [*lines, "next: start the broker, then kts restore verify"]
+        return [*lines, f"next: start broker {plan.node_id}, then kts restore verify"]
     lines.append("verified: the brokers have the same rows, log starts and ends")
-    if not journal.has("committed"):
-        return [*lines, "next: move the partitions to their brokers, then kts restore commit"]
-    return [*lines, "committed", "next: nothing; producers and consumers may start"]
+    if journal.has("committed"):
+        return [*lines, "committed", "next: nothing; producers and consumers may start"]
+    if journal.has("committing"):
+        return [
+            *lines,
+            "commit is not complete: it may have committed offsets and set configurations",
+            "next: run kts restore commit again with the same arguments; do not start producers and"
+            " consumers before it is complete",
+        ]
+    return [*lines, "next: move the partitions to their brokers, then kts restore commit"]
 
 
 _TOPIC: Final = 2
@@ -157,6 +180,7 @@ def commit_restore(
     configs: Mapping[str, str],
     groups: Mapping[str, Mapping[str, Mapping[int, int]]],
     metadata_log: str | None = None,
+    source: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Verifies the restored topics again, and then prepares them for producers and consumers. Call
     it when the partitions are on their final brokers, and before producers and consumers start. It
@@ -169,6 +193,8 @@ def commit_restore(
         groups: Committed offsets: by group, topic in the tier, and partition.
         metadata_log: Log directory of an old controller. If given, the topics also get the
             configurations that they had in the old cluster, except those in `configs`.
+        source: Options of the tier. If given, the commit is refused if the tier changed after the
+            plan.
 
     Returns:
         The changes, as texts for the operator.
@@ -177,37 +203,75 @@ def commit_restore(
         InvalidOptionError: The restore is not written, the brokers have other rows, a group or
             configuration is invalid, or the metadata log does not have the topics.
         CorruptSegmentError: The metadata log is invalid.
+        BrokerAccessError: Permissions are missing. Nothing was changed.
+        ObjectChangedError: The tier changed after the plan. Nothing was changed.
         BrokerError: The cluster refuses a request.
     """
     plan = read_plan(plan_path)
     journal = Journal(plan_path, plan)
     offsets, report = clamped_offsets(plan, journal, groups)
     old = {} if metadata_log is None else old_configs(plan, metadata_log)
+    highest = journal.max_producer_id
+    with closing(Cluster(target_settings(target))) as cluster:
+        check_commit(
+            cluster,
+            plan.target_ids,
+            offsets,
+            sets_configs=bool(configs or old),
+            needs_producer_ids=highest >= 0,
+        )
     if differences := verify_restore(plan_path, target):
         raise InvalidOptionError(
             f"the restore is not verified: {some(differences)}. Nothing was committed; restore into"
             " new topics"
         )
+    report += _tier_report(plan, source)
+    journal = Journal(plan_path, plan)
+    if not journal.has("committing"):
+        journal.add("committing")
+    report += _hand_over(plan, target, highest, offsets, old, configs)
+    journal.add("committed")
+    return report
+
+
+def _hand_over(
+    plan: RestorePlan,
+    target: Mapping[str, str],
+    max_producer_id: int,
+    offsets: Mapping[str, Mapping[tuple[str, int], int]],
+    old: Mapping[str, Mapping[str, str]],
+    configs: Mapping[str, str],
+) -> list[str]:
+    """Changes the new cluster. Returns the changes."""
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
-        highest = journal.max_producer_id
         for node in cluster.nodes:
-            raise_producer_ids(cluster, node, highest)
-        report.append(f"producer ids up to {highest} are not assigned again")
+            raise_producer_ids(cluster, node, max_producer_id)
+        report = [f"producer ids up to {max_producer_id} are not assigned again"]
         for group, committed in sorted(offsets.items()):
             commit_offsets(cluster, group, committed)
             report.append(f"group {group}: {len(committed)} offsets committed")
         known, lines = known_configs(cluster, plan, old, configs)
         wanted = {topic: {**known.get(topic, {}), **configs} for topic in sorted(plan.target_ids)}
         set_configs(cluster, wanted)
-        report += lines
-        report += [
+    return [
+        *report,
+        *lines,
+        *(
             f"{topic}: configurations set: {', '.join(sorted(values))}"
             for topic, values in wanted.items()
             if values
-        ]
-    Journal(plan_path, plan).add("committed")
-    return report
+        ),
+    ]
+
+
+def _tier_report(plan: RestorePlan, source: Mapping[str, str] | None) -> list[str]:
+    """Checks that the tier is unchanged. Returns a line if it cannot be checked."""
+    if source is None:
+        return ["the tier was not checked for new segments of the old cluster: PATH is missing"]
+    topic_ids = {each.topic: each.topic_id for each in plan.partitions}
+    plan_unchanged_tier(plan.partitions, source_options(topic_options(source, topic_ids)))
+    return []
 
 
 def clamped_offsets(

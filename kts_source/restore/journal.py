@@ -10,6 +10,7 @@ The journal is the file `<plan>.journal`, a line of JSON per step:
     {"step": "checked", "digests": {…}}           the disk has the rows of the tier
     {"step": "published", "maxProducerId": 7}     brokers know the segments that zero copy serves
     {"step": "verified"}                          the brokers have the rows of the disk
+    {"step": "committing"}                        from now on, commit changes the new cluster
     {"step": "committed"}                         producers and consumers may start
 """
 
@@ -82,6 +83,7 @@ _SCHEMA: Final[Mapping[str, Mapping[str, Callable[[object], bool]]]] = {
     "checked": {"digests": _are_digests},
     "published": {"maxProducerId": _is_producer_id},
     "verified": {},
+    "committing": {},
     "committed": {},
 }
 """Checks of the fields of each step."""

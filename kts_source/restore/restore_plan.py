@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import InvalidOptionError, ObjectChangedError, TieredKafkaError
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
@@ -23,10 +23,11 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.restore.target import describe_target, target_settings
 from kts_source.store.open_store import scheme_of
+from kts_source.texts import some
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.options import ScanOptions
     from kts_source.planning.lineage import PartitionLog, SegmentRange
@@ -275,10 +276,10 @@ def plan_restore(
         pair = each.topic, each.partition
         wanted = resume.get(each.topic, {}).get(each.partition, 0)
         target_topic = names.get(each.topic, each.topic)
-        partition = _partition(each, target_topic, wanted, cuts.get(pair), starts.get(pair))
-        partitions.append(partition)
-        refusals += _refusals(partition, undecided)
+        partitions.append(_partition(each, target_topic, wanted, cuts.get(pair), starts.get(pair)))
+        refusals += _refusals(partitions[-1], undecided)
     found = describe_target(settings, partitions, zero_copy=zero_copy)
+    refusals += found.refusals or _changes(partitions, parsed, refusals)
     return RestorePlan(
         plan_id=secrets.token_hex(8),
         source=",".join((parsed.path, *parsed.disk_paths)),
@@ -288,9 +289,24 @@ def plan_restore(
         undecided=undecided,
         zero_copy=zero_copy,
         partitions=tuple(partitions),
-        refusals=(*refusals, *found.refusals),
+        refusals=tuple(refusals),
         notes=(*scan.notes, *found.notes, *experimental),
     )
+
+
+def _changes(
+    partitions: Iterable[PartitionRestore], options: ScanOptions, refusals: Sequence[str]
+) -> list[str]:
+    """Returns a refusal if the tier changed since these partitions were planned. Plans the tier
+    again only if there are no other refusals.
+    """
+    if refusals:
+        return []
+    try:
+        plan_unchanged_tier(partitions, options)
+    except ObjectChangedError as error:
+        return [str(error)]
+    return []
 
 
 def _ambiguous_ids(topics: set[str], options: ScanOptions) -> list[str]:
@@ -355,6 +371,40 @@ def fingerprint(plan: PartitionPlan) -> str:
     ]
     text = json.dumps([plan.topic_id, plan.surviving.log_start, plan.surviving.stop, facts])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def topic_options(options: Mapping[str, str], topic_ids: Mapping[str, str]) -> dict[str, str]:
+    """Returns options of the tier that select these topics with these topic ids, because the tier
+    may have the same topic under several topic ids.
+    """
+    selections = ("subscribe", "subscribepattern", "assign", "topicid")
+    others = {name: text for name, text in options.items() if name.lower() not in selections}
+    topics = ",".join(sorted(topic_ids))
+    return {**others, "subscribe": topics, "topicId": json.dumps(dict(topic_ids))}
+
+
+def plan_unchanged_tier(
+    partitions: Iterable[PartitionRestore], options: ScanOptions
+) -> dict[tuple[str, int], PartitionPlan]:
+    """Plans the tier again, and checks that it has the planned segments. Returns the new plan of
+    each partition.
+
+    Raises:
+        ObjectChangedError: The tier has other segments than at the time of the plan.
+    """
+    errors: list[str] = []
+    scan = plan_source(options, errors)
+    found = {(each.topic, each.partition): each for each in scan.partitions}
+    for each in partitions:
+        source = found.get((each.topic, each.partition))
+        if source is None or fingerprint(source) != each.fingerprint or errors:
+            raise ObjectChangedError(
+                "the tier changed after the restore was planned, perhaps because the old cluster"
+                f" still runs: stop it and plan again{'; ' + some(errors) if errors else ''}",
+                topic=each.topic,
+                partition=each.partition,
+            )
+    return found
 
 
 def _partition(

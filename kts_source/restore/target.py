@@ -4,14 +4,25 @@ ready.
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.cluster import EARLIEST, LATEST, Cluster, topic_configs
 from kts_source.broker.kafka_options import broker_settings
 from kts_source.errors import InvalidOptionError
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
+from kts_source.restore.permissions import (
+    ALTER_CONFIGS,
+    DESCRIBE,
+    DESCRIBE_CONFIGS,
+    READ,
+    WRITE,
+    may_get_producer_ids,
+    missing_on_topics,
+    permission_refusals,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +49,9 @@ ZERO_COPY_CONFIGS: Final[Mapping[str, tuple[str, ...]]] = {
 """The same for a restore with zero copy. New replicas copy the local log of the seed, so it must
 not be deleted. The value −2 stands for the value of `retention.ms` or `retention.bytes`.
 """
+_TOPIC_OPERATIONS: Final = (READ, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS)
+"""Operations on the topics that all steps of a restore need together."""
+_EVENT_OPERATIONS: Final = (READ, WRITE, DESCRIBE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +105,27 @@ def describe_target(
     wanted: dict[str, list[PartitionRestore]] = {}
     for each in partitions:
         wanted.setdefault(each.target_topic, []).append(each)
+    needed: dict[str, tuple[str, ...]] = dict.fromkeys(wanted, _TOPIC_OPERATIONS)
+    if zero_copy:
+        needed[REMOTE_LOG_METADATA] = _EVENT_OPERATIONS
     with closing(Cluster(settings)) as cluster:
+        missing = missing_on_topics(cluster, needed)
+        refusals = permission_refusals(
+            cluster, missing, needs_producer_ids=not may_get_producer_ids(cluster)
+        )
+        if any(DESCRIBE in operations for operations in missing.values()):
+            return Target("", -1, {}, tuple(refusals), ())  # brokers return no other facts
         topics = cluster.topics(wanted)
         topic_type = MetadataRequest.MetadataRequestTopic
         names = [topic_type(name=name) for name in topics]
         answer = cluster.ask_any(MetadataRequest(topics=names, allow_auto_topic_creation=False))
-        replicas = {
-            f"{topic.name}-{partition.partition_index}": tuple(partition.replica_nodes)
-            for topic in answer.topics
-            for partition in topic.partitions
-        }
-        seeds = {nodes[0] for nodes in replicas.values() if len(nodes) == 1}
-        node_id = min(seeds) if len(seeds) == 1 else -1
-        refusals = [
+        refusals += _managed_refusals(answer)
+        refusals += [
             f"topic {name} does not exist in the new cluster: create it"
             for name in sorted(wanted.keys() - topics.keys())
         ]
-        refusals += [
-            # Another replica would become leader while the seed is stopped. Then the seed would
-            # truncate its log to that of the leader, which is empty.
-            f"{name} of the new cluster has replicas on brokers {list(nodes)}: assign all"
-            " partitions to one broker and no other, until the restore is verified"
-            for name, nodes in sorted(replicas.items())
-            if nodes != (node_id,)
-        ]
+        node_id, more = _seed(answer)
+        refusals += more
         notes: list[str] = []
         for name, topic in sorted(topics.items()):
             refusals += _partition_refusals(topic, wanted[name])
@@ -123,12 +134,55 @@ def describe_target(
                 notes.append(f"{name}: the tier has no data of partitions {empty}; they stay empty")
         refusals += _non_empty(cluster, topics.values())
         required = ZERO_COPY_CONFIGS if zero_copy else REQUIRED_CONFIGS
-        for name, configs in topic_configs(cluster, topics, list(required)).items():
+        readable = [name for name in topics if DESCRIBE_CONFIGS not in missing.get(name, ())]
+        for name, configs in topic_configs(cluster, readable, list(required)).items():
             refusals += _config_refusals(name, configs, required)
         if zero_copy:
             refusals += _event_refusals(cluster, node_id)
     ids = {name: topic.topic_id for name, topic in sorted(topics.items())}
     return Target(str(answer.cluster_id), node_id, ids, tuple(refusals), tuple(notes))
+
+
+def _seed(metadata: Any) -> tuple[int, list[str]]:  # noqa: ANN401  # kafka-python's message
+    """Returns the id of the broker that has all replicas, or −1, and refusals for partitions with
+    other replicas.
+    """
+    replicas = {
+        f"{topic.name}-{partition.partition_index}": tuple(partition.replica_nodes)
+        for topic in metadata.topics
+        for partition in topic.partitions
+    }
+    seeds = {nodes[0] for nodes in replicas.values() if len(nodes) == 1}
+    node_id = min(seeds) if len(seeds) == 1 else -1
+    return node_id, [
+        # Another replica would become leader while the seed is stopped. Then the seed would
+        # truncate its log to that of the leader, which is empty.
+        f"{name} of the new cluster has replicas on brokers {list(nodes)}: assign all partitions to"
+        " one broker and no other, until the restore is verified"
+        for name, nodes in sorted(replicas.items())
+        if nodes != (node_id,)
+    ]
+
+
+_MANAGED: Final = {
+    "Amazon MSK": r"\.kafka(-serverless)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?",
+    "Confluent Cloud": r"\.confluent\.cloud",
+    "Aiven": r"\.aivencloud\.com",
+    "Azure Event Hubs": r"\.servicebus\.windows\.net",
+    "Google Cloud": r"\.managedkafka\..*\.cloud\.goog",
+}
+"""Patterns of the end of the host names of managed brokers, whose disks users cannot reach."""
+
+
+def _managed_refusals(metadata: Any) -> Iterator[str]:  # noqa: ANN401  # kafka-python's message
+    hosts = sorted({broker.host.lower().rstrip(".") for broker in metadata.brokers})
+    for service, pattern in _MANAGED.items():
+        if found := [host for host in hosts if re.search(f"{pattern}$", host)]:
+            yield (
+                f"broker {found[0]} is managed by {service}, but a restore writes to the log"
+                " directory of a stopped broker. Restore into brokers whose disks you can reach;"
+                " kts export, kts find and scans read the tier without them"
+            )
 
 
 def _partition_refusals(

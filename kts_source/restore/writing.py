@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from kts_source.errors import (
     CorruptSegmentError,
     InvalidOptionError,
-    ObjectChangedError,
     TieredKafkaError,
 )
 from kts_source.export.tables.target_store import open_target
@@ -40,10 +39,10 @@ from kts_source.restore.partition_writer import (
 )
 from kts_source.restore.restore_plan import (
     ABORT,
-    fingerprint,
-    plan_source,
+    plan_unchanged_tier,
     read_plan,
     source_options,
+    topic_options,
 )
 from kts_source.restore.serving import (
     copy_manifests,
@@ -265,7 +264,7 @@ def write_restore(
     with disk.locked():
         journal = Journal(plan_path, plan)
         folders = _partition_folders(plan, journal, disk)
-        sources = _plan_unchanged_tier(plan, parsed)
+        sources = plan_unchanged_tier(plan.partitions, parsed)
         if journal.is_complete:
             return plan
         journal.begin(str(disk.path.resolve()))
@@ -392,30 +391,7 @@ def _written_log(
     selected = {"endOfLog": "true", "subscribe": ",".join(sorted(plan.target_ids))}
     if not has_served:
         return {"path": str(folder), "layout": "kafka-logs", **selected}
-    selections = ("subscribe", "subscribepattern", "assign", "topicid")
-    others = {name: text for name, text in tier.items() if name.lower() not in selections}
-    return _with_topic_ids({**others, **selected, "tailPath": str(folder)}, plan.target_ids)
-
-
-def _plan_unchanged_tier(
-    plan: RestorePlan, options: ScanOptions
-) -> dict[tuple[str, int], PartitionPlan]:
-    """Plans the tier again, and checks that it has the segments in `plan`. Returns the new plan of
-    each partition.
-    """
-    errors: list[str] = []
-    scan = plan_source(options, errors)
-    found = {(each.topic, each.partition): each for each in scan.partitions}
-    for each in plan.partitions:
-        source = found.get((each.topic, each.partition))
-        if source is None or fingerprint(source) != each.fingerprint or errors:
-            raise ObjectChangedError(
-                "the tier changed after the restore was planned, perhaps because the old cluster"
-                f" still runs: stop it and plan again{'; ' + some(errors) if errors else ''}",
-                topic=each.topic,
-                partition=each.partition,
-            )
-    return found
+    return {**topic_options(tier, plan.target_ids), **selected, "tailPath": str(folder)}
 
 
 def _check_space(plan: RestorePlan, journal: Journal, folder: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka.protocol.admin.configs import DescribeConfigsResponse, IncrementalAlterConfigsResponse
 from kafka.protocol.admin.groups import ListGroupsResponse
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _NO_SUCH_TOPIC, _NOT_LEADER, _OUT_OF_RANGE = 3, 6, 1
 _KAFKA_3_9 = {"ListOffsets": 9}
 _FENCED, _UNKNOWN_EPOCH, _UNKNOWN_TOPIC_ID = 74, 75, 100
+_TOPIC_DENIED, _GROUP_DENIED, _CLUSTER_DENIED, _INVALID_REQUEST = 29, 30, 31, 42
+_READ, _DESCRIBE, _IDEMPOTENT_WRITE = 3, 8, 12  # codes of operations (AclOperation)
+_TOPIC_OPERATIONS: Final = {3, 4, 5, 6, 7, 8, 10, 11}
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ class FakeCluster:
         old_nodes: Ids of the nodes that behave like Kafka 3.9.
         producer_ids: Next producer id of each node.
         committed: Committed offsets by group, topic and partition.
+        denied: Codes of the operations that the user may not perform, by topic, group or `cluster`.
         fetches: Node id, fetch offset, isolation level and rack of each fetch request.
     """
 
@@ -97,6 +101,7 @@ class FakeCluster:
         self.old_nodes: set[int] = set()
         self.producer_ids: dict[int, int] = defaultdict(int)
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.denied: dict[str, set[int]] = {}
         self.opened = 0
         self.versions = versions or {}
         self._nodes = [FakeNode(self, number) for number in range(nodes)]
@@ -188,9 +193,10 @@ class FakeCluster:
         names = list(self.topics) if asked is None else [topic.name for topic in asked]
         topics = []
         for name in names:
-            if name not in self.topics:
+            denied = self.denied.get(name, set())
+            if name not in self.topics or _DESCRIBE in denied:
                 missing = topic_type(
-                    error_code=_NO_SUCH_TOPIC,
+                    error_code=_TOPIC_DENIED if denied else _NO_SUCH_TOPIC,
                     name=name,
                     topic_id=uuid.UUID(int=0),
                     is_internal=False,
@@ -218,6 +224,9 @@ class FakeCluster:
                     topic_id=topic_id,
                     is_internal=name.startswith("__"),
                     partitions=[] if code else partition_responses,
+                    authorized_operations=_TOPIC_OPERATIONS - denied
+                    if request.include_topic_authorized_operations
+                    else None,
                 )
             )
         brokers = [
@@ -277,9 +286,15 @@ class FakeCluster:
         ]
         return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
-    def _initproducerid(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
-        producer_id = -1 if code else self.producer_ids[node]
-        self.producer_ids[node] += not code
+    def _initproducerid(self, node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        if _IDEMPOTENT_WRITE in self.denied.get("cluster", ()):
+            code = _CLUSTER_DENIED
+        elif (request.producer_id < 0) != (request.producer_epoch < 0):
+            code = _INVALID_REQUEST
+        producer_id = -1
+        if not code:
+            producer_id = self.producer_ids[node]
+            self.producer_ids[node] += 1
         return InitProducerIdResponse(
             throttle_time_ms=0, error_code=code, producer_id=producer_id, producer_epoch=0
         )
@@ -313,17 +328,21 @@ class FakeCluster:
     def _offsetcommit(self, _node: int, request: Any, code: int) -> Any:  # noqa: ANN401
         topic_type = OffsetCommitResponse.OffsetCommitResponseTopic
         topics = []
+        if _READ in self.denied.get(request.group_id, ()):
+            code = _GROUP_DENIED
         for topic in request.topics:
-            for partition in topic.partitions:
-                if not code:
-                    key = request.group_id, topic.name, partition.partition_index
-                    self.committed[key] = partition.committed_offset
-            parts = [
-                topic_type.OffsetCommitResponsePartition(
-                    partition_index=partition.partition_index, error_code=code
+            parts = []
+            for asked in topic.partitions:
+                is_known = self._partition(topic.name, asked.partition_index) is not None
+                error = code or (0 if is_known else _NO_SUCH_TOPIC)
+                if not error:
+                    key = request.group_id, topic.name, asked.partition_index
+                    self.committed[key] = asked.committed_offset
+                parts.append(
+                    topic_type.OffsetCommitResponsePartition(
+                        partition_index=asked.partition_index, error_code=error
+                    )
                 )
-                for partition in topic.partitions
-            ]
             topics.append(topic_type(name=topic.name, partitions=parts))
         return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
 

@@ -86,7 +86,7 @@ def test_commands_of_the_page_restore_and_commit_a_topic(
         for command in commands:
             output = _run(command, cluster, tmp_path / "tier", capsys)
             if "write" in command:
-                assert "next: start the broker, then kts restore verify" in output
+                assert "next: start broker 0, then kts restore verify" in output
                 topic_id, _ = brokers.topics["orders"]
                 log = FakePartition(fake_log(SMALL_LOG), epoch=100)
                 brokers.create("orders", [log], topic_id)

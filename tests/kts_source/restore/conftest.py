@@ -54,7 +54,7 @@ def restored(tmp_path: Path, cluster: NewCluster) -> NewCluster:
     }
     cluster.add_topic("orders")
     assert cluster.plan(options).refusals == ()
-    assert status_restore(str(cluster.plan_file))[-1].startswith("next: stop the broker")
+    assert status_restore(str(cluster.plan_file))[-1].startswith("next: stop broker 0")
     cluster.write(options)
     topic_id, _ = cluster.brokers.topics["orders"]
     cluster.brokers.create("orders", [FakePartition(fake_log(log), epoch=100)], topic_id)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.cli.app import main
-from kts_source.errors import BrokerError, InvalidOptionError
+from kts_source.errors import BrokerError, InvalidOptionError, ObjectChangedError
 from kts_source.restore import committing
 from kts_source.restore.committing import commit_restore, status_restore
 from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import GOLDEN
 from tests.kts_source.broker.fake_node import (
     ALTER_CONFIGS,
@@ -24,11 +25,13 @@ from tests.kts_source.broker.fake_node import (
     PRODUCER_IDS,
     Fault,
 )
+from tests.kts_source.restore.world import START, VERIFIED, WRITTEN, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from segment_format.testing import SegmentFiles
     from tests.kts_source.restore.world import NewCluster
 
 GROUPS = GOLDEN / "group-offsets"
@@ -47,7 +50,7 @@ def _commit(
 
 
 def test_commit_raises_producer_ids_above_restored_ids(restored: NewCluster) -> None:
-    restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=3)
+    restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=4)
     _commit(restored)
     assert restored.brokers.producer_ids[0] == OLD_PRODUCER + 1
     assert status_restore(str(restored.plan_file))[-2] == "committed"
@@ -63,7 +66,7 @@ def test_commit_requests_few_producer_ids_if_broker_already_assigns_higher_ones(
 
 def test_group_offset_after_log_end_is_clamped_and_reported(restored: NewCluster) -> None:
     restored.brokers.fail(COORDINATOR, Fault(code=15))
-    restored.brokers.fail(OFFSET_COMMIT, Fault(code=NOT_COORDINATOR))
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=NOT_COORDINATOR), times=3)
     end = read_plan(str(restored.plan_file)).partitions[0].stop
     groups = {"readers": {"orders": {0: 3}}, "ahead": {"orders": {0: end + 7}}}
     report = _commit(restored, groups=groups)
@@ -73,7 +76,7 @@ def test_group_offset_after_log_end_is_clamped_and_reported(restored: NewCluster
     }
     text = f"group ahead, orders-0: offset {end + 7} is outside the restored log [0, {end})"
     assert report[0].startswith(text)
-    assert len(report) == 4
+    assert len(report) == 5
 
 
 def test_group_offset_of_unrestored_partition_is_skipped_and_reported(
@@ -107,13 +110,13 @@ def test_groups_from_disk_are_committed(
 
 
 def test_commit_of_group_with_members_is_rejected(restored: NewCluster) -> None:
-    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER), times=2)
     with pytest.raises(InvalidOptionError, match="group readers has members"):
         _commit(restored, groups={"readers": {"orders": {0: 3}}})
 
 
 def test_failed_group_commit_leaves_configurations_unchanged(restored: NewCluster) -> None:
-    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER), times=2)
     configs = {"retention.ms": "86400000", "cleanup.policy": "compact"}
     with pytest.raises(InvalidOptionError):
         _commit(restored, configs, {"readers": {"orders": {0: 3}}})
@@ -139,6 +142,45 @@ def test_commit_with_missing_rows_is_rejected_without_changes(restored: NewClust
     assert restored.brokers.configs["retention.ms"] == "-1"
 
 
+def test_commit_after_old_cluster_wrote_to_the_tier_changes_nothing(
+    tmp_path: Path, restored: NewCluster
+) -> None:
+    tier = tmp_path / "tier"
+    options = {"path": str(tier), "layout": "local-tiered-storage"}
+    more: dict[str, Any] = {"configs": {"retention.ms": "1"}, "source": options}
+    more["groups"] = {"readers": {"orders": {0: 3}}}
+    plan = read_plan(str(restored.plan_file))
+    # The new cluster uses the same tier. Its uploads do not count.
+    new_writer = LocalTierWriter(tier, topic="orders", topic_id=plan.target_ids["orders"])
+    new_writer.write_segment(_later_segment(plan.partitions[0].stop))
+    old_writer = LocalTierWriter(tier, topic="orders", topic_id=plan.partitions[0].topic_id)
+    uploaded = old_writer.write_segment(_later_segment(plan.partitions[0].stop))
+    with pytest.raises(ObjectChangedError, match="perhaps because the old cluster still runs"):
+        commit_restore(str(restored.plan_file), restored.target, **more)
+    assert restored.brokers.committed == {}
+    assert restored.brokers.producer_ids == {}
+    assert restored.brokers.configs["retention.ms"] == "-1"
+    assert status_restore(str(restored.plan_file))[-1].startswith("next: move the partitions")
+    for key in uploaded.keys:
+        (tier / key).unlink()
+    report = commit_restore(str(restored.plan_file), restored.target, **more)
+    assert not any("PATH is missing" in line for line in report)
+    assert restored.brokers.committed == {("readers", "orders", 0): 3}
+
+
+def test_commit_without_tier_reports_that_it_was_not_checked(restored: NewCluster) -> None:
+    text = "the tier was not checked for new segments of the old cluster: PATH is missing"
+    assert text in _commit(restored)
+
+
+def _later_segment(base_offset: int) -> SegmentFiles:
+    """Returns a segment after the restored ones."""
+    builder = LogBuilder(leader_epoch=5, start_offset=base_offset)
+    builder.append([SimpleRecord(b"later")])
+    builder.roll()
+    return builder.build().segments[0]
+
+
 STEPS = ("verify_restore", "raise_producer_ids", "commit_offsets", "set_configs")
 
 
@@ -148,7 +190,8 @@ def test_commit_resumes_after_a_crash_at_any_step(
     """Crashes once before and once after each step, and runs the commit again each time."""
     configs = {"retention.ms": "86400000"}
     groups = {"readers": {"orders": {0: 3}}, "writers": {"orders": {0: 4}}}
-    crashes = limit = passed = 0
+    limit = passed = 0
+    states: list[tuple[str, ...]] = []
 
     def crash_here() -> None:
         nonlocal passed
@@ -174,9 +217,26 @@ def test_commit_resumes_after_a_crash_at_any_step(
             _commit(restored, configs, groups)
             break
         except _CrashError:
-            crashes += 1
-            assert status_restore(str(restored.plan_file))[-1].startswith("next: ")
-    assert crashes > 10
+            states.append(state_of(restored))
+    assert len(states) > 10
+    whole = "written: 1 of 1 partitions"
+    begun = "commit is not complete: it may have committed offsets and set configurations"
+    assert [*dict.fromkeys(states)] == [
+        (whole, WRITTEN, START),
+        (
+            *(whole, WRITTEN, VERIFIED),
+            "next: move the partitions to their brokers, then kts restore commit",
+        ),
+        (
+            *(whole, WRITTEN, VERIFIED, begun),
+            "next: run kts restore commit again with the same arguments; do not start producers and"
+            " consumers before it is complete",
+        ),
+        (
+            *(whole, WRITTEN, VERIFIED, "committed"),
+            "next: nothing; producers and consumers may start",
+        ),
+    ]
     assert status_restore(str(restored.plan_file))[-2] == "committed"
     assert restored.brokers.committed == {("readers", "orders", 0): 3, ("writers", "orders", 0): 4}
     assert restored.brokers.configs["retention.ms"] == "86400000"

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kts_source.errors import InvalidOptionError
+from kts_source.restore import restore_plan
 from kts_source.restore.restore_plan import RestorePlan, read_plan
-from segment_format.testing import LogBuilder, SimpleRecord
-from tests.golden_data import partition_summaries, tier_options, topic_summary
+from kts_source.restore.target import describe_target
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
+from tests.golden_data import GOLDEN_44, partition_summaries, tier_options, topic_summary
 from tests.kts_source.broker.fake_broker import FakePartition
 from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.broker.fake_node import METADATA, Fault
 from tests.kts_source.restore.world import copied_tier
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kts_source.restore.target import Target
     from tests.kts_source.restore.world import NewCluster
 
 EPOCHS = tier_options("epochs")
@@ -157,6 +162,75 @@ def test_tier_with_hole_is_refused(tmp_path: Path, cluster: NewCluster) -> None:
     options = copied_tier(tmp_path, "codecs", lost=1)
     cluster.add_topic("codecs")
     assert any("no segment in the tier holds offsets" in r for r in cluster.plan(options).refusals)
+
+
+def test_tier_with_segments_in_iceberg_table_is_refused(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
+    # The plugin wrote offsets [420, 980) into an Iceberg table, with a Puffin file per segment.
+    tier = shutil.copytree(GOLDEN_44 / "iceberg-mixed" / "tier", tmp_path / "tier")
+    folder = tier / "warehouse" / "events" / "metadata"
+    folder.mkdir(parents=True)
+    (folder / "adh9f8BMS4anaUnD8KWfWg.puffin").write_bytes(b"PFA1")
+    cluster.add_topic("events")
+    plan = cluster.plan({"path": str(tier), "keyPrefix": "tiered/", "subscribe": "events"})
+    (text,) = plan.refusals
+    assert "offsets [420, 980)" in text
+    assert "segment.format=iceberg" in text
+    with pytest.raises(InvalidOptionError, match="the plan is refused"):
+        cluster.write({"path": str(tier), "keyPrefix": "tiered/", "subscribe": "events"})
+
+
+@pytest.mark.parametrize(
+    ("host", "service"),
+    [
+        ("b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com", "Amazon MSK"),
+        ("boot-x1.c1.kafka-serverless.us-east-1.amazonaws.com", "Amazon MSK"),
+        ("b7-pkc-1234.eu-central-1.aws.confluent.cloud", "Confluent Cloud"),
+        ("demo-kafka.project.aivencloud.com", "Aiven"),
+        ("demo.servicebus.windows.net", "Azure Event Hubs"),
+        ("broker-0.c.europe-west1.managedkafka.project.cloud.goog", "Google Cloud"),
+        ("ec2-3-4-5-6.eu-west-1.compute.amazonaws.com", None),
+        ("kafka.eu.confluent.cloud.example.com", None),
+    ],
+)
+def test_managed_brokers_are_refused(host: str, service: str | None, cluster: NewCluster) -> None:
+    def rename(response: Any) -> None:  # noqa: ANN401
+        for broker in response.brokers:
+            broker.host = host
+
+    cluster.add_topic("epochs")
+    # The first two responses are about permissions and addresses.
+    cluster.brokers.fail(METADATA, Fault(), Fault(), Fault(edit=rename))
+    refusals = cluster.plan(EPOCHS).refusals
+    texts = [f"broker {host} is managed by {service}, but a restore writes"] if service else []
+    assert [text.split(" to the log")[0] for text in refusals] == texts
+
+
+def test_tier_that_changes_during_the_plan_is_refused(
+    tmp_path: Path, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = LogBuilder()
+    for _ in range(3):
+        builder.append([SimpleRecord(b"value")])
+        builder.roll()
+    first, *later = [files for files in builder.build().segments if files.log]
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    writer.write_segment(first)
+
+    def describe(*args: Any, **more: Any) -> Target:  # noqa: ANN401
+        if later:
+            writer.write_segment(later.pop(0))  # the old cluster still runs
+        return describe_target(*args, **more)
+
+    monkeypatch.setattr(restore_plan, "describe_target", describe)
+    cluster.add_topic("orders")
+    path = str(tmp_path / "tier")
+    options = {"path": path, "layout": "local-tiered-storage", "subscribe": "orders"}
+    for _ in range(2):
+        (text,) = cluster.plan(options).refusals
+        assert "the tier changed after the restore was planned, perhaps because the old" in text
+    assert cluster.plan(options).refusals == ()
 
 
 @pytest.mark.parametrize(

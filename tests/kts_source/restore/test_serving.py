@@ -29,11 +29,16 @@ from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.broker.fake_node import PRODUCE, Fault
 from tests.kts_source.restore.world import (
+    AGAIN,
+    NOT_COMPARED,
     OTHER,
     SEED,
+    START,
+    WRITTEN,
     NewCluster,
     finished_segments,
     serving_cluster,
+    states_after_each_step,
 )
 
 if TYPE_CHECKING:
@@ -291,13 +296,30 @@ def test_write_resumes_after_crash_at_every_step(
             break
         except _CrashError:
             crashes += 1
-            may_start = "next: start the broker" in status_restore(str(cluster.plan_file))[-1]
+            may_start = "next: start broker 0" in status_restore(str(cluster.plan_file))[-1]
             assert not may_start or _produced(cluster) == 4
     assert crashes > 10
     assert _produced(cluster) == 4
     assert len(finished_segments(cluster)) == 2
     after = _objects(tmp_path / "tier")
     assert {path: after[path] for path in before} == before
+
+
+def test_status_explains_each_state_of_a_write(
+    options: dict[str, str], cluster: NewCluster
+) -> None:
+    cluster.plan(options, undecided="abort", zero_copy=True)
+    _write(cluster, options)
+    whole = "written: 1 of 1 partitions"
+    assert states_after_each_step(cluster) == [
+        ("planned: nothing is written", "next: stop broker 0, then kts restore write"),
+        ("written: 0 of 1 partitions", AGAIN),  # begin
+        ("written: 0 of 1 partitions", AGAIN),  # staged
+        (whole, AGAIN),  # placed
+        (whole, NOT_COMPARED, AGAIN),  # written
+        (whole, WRITTEN, "the segments are not announced in __remote_log_metadata", AGAIN),
+        (whole, WRITTEN, START),  # published
+    ]
 
 
 def test_verify_and_commit_of_served_log_succeed(tmp_path: Path, cluster: NewCluster) -> None:
@@ -325,7 +347,7 @@ def test_commands_with_zero_copy_publish_events(
     assert "in place: offsets [0, 6) of 2 segments that are not copied" in capsys.readouterr().out
     write = ["restore", "write", plan_file, *tier, "--log-dir", str(cluster.log_dir)]
     assert main([*write, *target]) == 0
-    assert "next: start the broker" in capsys.readouterr().out
+    assert "next: start broker 0" in capsys.readouterr().out
     assert len(finished_segments(cluster)) == 2
 
 

@@ -25,7 +25,7 @@ def _verify(cluster: NewCluster) -> list[str]:
 
 
 def test_verify_with_equal_rows_succeeds(restored: NewCluster) -> None:
-    assert status_restore(str(restored.plan_file))[-1].startswith("next: start the broker")
+    assert status_restore(str(restored.plan_file))[-1].startswith("next: start broker 0")
     assert _verify(restored) == []
     assert status_restore(str(restored.plan_file))[-2].startswith("verified")
 
@@ -72,7 +72,7 @@ def test_verify_with_other_topic_id_is_rejected(restored: NewCluster) -> None:
 
 def test_verify_before_write_is_rejected(cluster: NewCluster, restored: NewCluster) -> None:
     (restored.plan_file.parent / "plan.json.journal").unlink()
-    with pytest.raises(InvalidOptionError, match="is not complete: next: stop the broker"):
+    with pytest.raises(InvalidOptionError, match="is not complete: next: stop broker 0"):
         _verify(cluster)
 
 
@@ -80,7 +80,7 @@ def test_partial_last_line_of_journal_is_replaced_by_next_step(restored: NewClus
     journal = restored.plan_file.with_name("plan.json.journal")
     whole, partial = journal.read_bytes(), b'{"step": "veri'
     journal.write_bytes(whole + partial)
-    assert status_restore(str(restored.plan_file))[-1].startswith("next: start the broker")
+    assert status_restore(str(restored.plan_file))[-1].startswith("next: start broker 0")
     assert journal.read_bytes() == whole + partial  # another process may be writing this line
     assert _verify(restored) == []
     assert journal.read_bytes() == whole + b'{"step": "verified"}\n'

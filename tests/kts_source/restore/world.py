@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
+from kts_source.restore.committing import status_restore
 from kts_source.restore.restore_plan import plan_restore, read_plan
 from kts_source.restore.writing import write_restore
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
@@ -27,6 +28,16 @@ READY = {
     "retention.bytes": "-1",
     "remote.storage.enable": "false",
 }
+
+# Lines of `kts restore status`.
+AGAIN = (
+    "next: run kts restore write again with the same arguments; do not start broker 0 before it is"
+    " complete"
+)
+NOT_COMPARED = "the rows of the log directory are not compared with the tier"
+WRITTEN = "the log directory has the rows of the tier"
+START = "next: start broker 0, then kts restore verify"
+VERIFIED = "verified: the brokers have the same rows, log starts and ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,26 @@ class NewCluster:
         """Returns the content of all files below the log directory, by relative path."""
         paths = (path for path in self.log_dir.rglob("*") if path.is_file())
         return {str(path.relative_to(self.log_dir)): path.read_bytes() for path in paths}
+
+
+def state_of(cluster: NewCluster) -> tuple[str, ...]:
+    """Returns the status of the restore without the log directory, which is only in its first
+    line.
+    """
+    lines = status_restore(str(cluster.plan_file))
+    is_begun = lines[0] == f"log directory: {cluster.log_dir.resolve()}"
+    return tuple(lines[1:] if is_begun else lines)
+
+
+def states_after_each_step(cluster: NewCluster) -> list[tuple[str, ...]]:
+    """Returns the status after each line of the journal, as if the process was killed there."""
+    journal = cluster.plan_file.with_name("plan.json.journal")
+    lines = journal.read_text().splitlines(keepends=True)
+    states = []
+    for count in range(len(lines) + 1):
+        journal.write_text("".join(lines[:count]))
+        states.append(state_of(cluster))
+    return states
 
 
 def new_cluster(folder: Path, brokers: FakeCluster) -> NewCluster:
