@@ -446,8 +446,7 @@ _NAME_PART: Final = re.compile(r"`([^`/]+)`|(\w+)")
 def _check_spark_writer(settings: ExportSettings) -> None:
     if settings.table_format == PARQUET:
         raise InvalidOptionError(
-            "writer='spark' writes Delta and Iceberg tables, not table_format='parquet': remove"
-            " writer"
+            "writer='spark' writes Delta and Iceberg tables, not Parquet folders: remove writer"
         )
     name_parts(settings.target)
     defaults = {each.name: each.default for each in fields(ExportSettings)}

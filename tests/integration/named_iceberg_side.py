@@ -33,6 +33,11 @@ from tests.kts_source.export.small_tier import TOPIC, SmallTier, offset_option
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kts_source.export.settings import ExportArguments
+
+named: Any = NamedIcebergTable
+writer: Any = DataFrameWriterV2
+
 # Method, its class, number of the call, and whether the run dies before or after it.
 KILLS = (
     ("_create_empty", NamedIcebergTable, 0, True),
@@ -97,7 +102,7 @@ def scenario_lost_branch(world: World) -> dict[str, Any]:
     """Before Spark appends, another run commits the same offsets and so removes the branch. The
     append creates it again at the current snapshot.
     """
-    append: Callable[[DataFrameWriterV2], None] = DataFrameWriterV2.append
+    append: Callable[[DataFrameWriterV2], None] = writer.append
     stage = NamedIcebergTable._stage
     first: list[tuple[NamedIcebergTable, str]] = []
 
@@ -112,13 +117,13 @@ def scenario_lost_branch(world: World) -> dict[str, Any]:
             table._java_table().manageSnapshots().createBranch(branch).commit()
         append(self)
 
-    DataFrameWriterV2.append = losing  # type: ignore[method-assign]
-    NamedIcebergTable._stage = staging  # type: ignore[method-assign]
+    writer.append = losing
+    named._stage = staging
     try:
         error = world.error("lost_branch")
     finally:
-        DataFrameWriterV2.append = append  # type: ignore[method-assign]
-        NamedIcebergTable._stage = stage  # type: ignore[method-assign]
+        writer.append = append
+        named._stage = stage
     return {"error": error, "offsets": world.offsets("lost_branch")}
 
 
@@ -133,14 +138,14 @@ def scenario_lost_response(world: World) -> dict[str, Any]:
             calls.append("")
             raise RuntimeError("connection reset")
 
-    NamedIcebergTable._publish = losing  # type: ignore[method-assign]
+    named._publish = losing
     settings = world.settings("lost_response", commit_bytes=1)
     executor = RowExecutor(world.spark)
     table = NamedIcebergTable(settings, executor)
     try:
         report = export(world.tier.options(), settings, executor, table=table)
     finally:
-        NamedIcebergTable._publish = original  # type: ignore[method-assign]
+        named._publish = original
     state = table.load()
     key = partition_key(TOPIC, world.tier.topic_id or "", 0)
     advance = RangeAdvance(TOPIC, key, expected=20, start=20, stop=25)
@@ -216,11 +221,11 @@ def scenario_changed_tables(world: World) -> dict[str, str]:
         return original(self, *arguments)
 
     errors |= {table: world.error(table) for table in ("rolled_back", "replaced")}
-    NamedIcebergTable._stage = dropping  # type: ignore[method-assign]
+    named._stage = dropping
     try:
         errors["dropped"] = world.error("dropped")
     finally:
-        NamedIcebergTable._stage = original  # type: ignore[method-assign]
+        named._stage = original
     return errors
 
 
@@ -249,7 +254,7 @@ def main(spec: Mapping[str, Any]) -> None:
         f"{catalog}.warehouse": Path(spec["out"]).as_uri(),
         f"{catalog}.jdbc.schema-version": "V1",
     }
-    arguments = {"writer": "spark", "table_format": "iceberg"}
+    arguments: ExportArguments = {"writer": "spark", "table_format": "iceberg"}
     world = start(spec, settings, "lake.shop", arguments)
     run_scenarios(world, globals(), spec)
 

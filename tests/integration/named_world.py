@@ -182,7 +182,8 @@ def race(world: World, kind: Any, table: str, *, is_new: bool) -> dict[str, Any]
         if not hasattr(first, "is_over"):
             first.is_over = True
             gate.wait()
-        return original(self, snapshot, commit, moved)
+        result: bool = original(self, snapshot, commit, moved)
+        return result
 
     outcomes: list[str] = []
 
