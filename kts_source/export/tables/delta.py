@@ -15,6 +15,7 @@ versions:
     kts/<export>/replayed/<id>         1 for each replayed file of dead letters
     kts/<export>/letters               number of the list of dead letters of the last commit
                                        that had dead letters
+    kts/<export>/pending, …/<run>      files of dead letters that are not replayed; those of a run
 
 A commit is written as the version right after the compared snapshot, so no other commit can be in
 between. The entry `kts` in its `commitInfo` identifies the export in the history.
@@ -45,6 +46,7 @@ from kts_source.errors import (
     ObjectNotFoundError,
     UnsupportedTargetError,
 )
+from kts_source.export.dead_letters import PendingLetters, replay_id
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import value_text, with_made_columns
@@ -61,7 +63,6 @@ from kts_source.export.tables.export_table import (
     check_state_version,
     other_format_error,
     partitioning_error,
-    replay_id,
     without_other_exports,
 )
 from kts_source.export.tables.parquet_folder import COMMITS as PARQUET_COMMITS
@@ -209,7 +210,25 @@ class DeltaExportTable(ExportTable):
             lambda: self._rule_texts(snapshot),
             holder,
             lambda name: transactions.version(f"replayed/{replay_id(name)}") is not None,
+            PendingLetters(
+                transactions.version("pending") or 0,
+                lambda run_id: transactions.version(f"pending/{run_id}") or 0,
+                lambda: self._letter_folders(snapshot, transactions),
+            ),
         )
+
+    def _letter_folders(
+        self, snapshot: DeltaTable, transactions: _Transactions
+    ) -> Mapping[str, str]:
+        """Returns the folders of pending dead letters by run id, of commits still in the log."""
+        folders: dict[str, str] = {}
+        for entry in islice(_history(self._target, snapshot.version()), _MAX_HISTORY):
+            details = _details(entry)
+            run_id = details.get("runId", "")
+            is_own = details.get("exportId") == self._settings.export_id
+            if is_own and "deadLetters" in details and transactions.version(f"pending/{run_id}"):
+                folders.setdefault(run_id, details["deadLetters"])
+        return folders
 
     def _rule_texts(self, snapshot: DeltaTable) -> Mapping[str, str]:
         """Returns the settings in the newest commit of this export that is still in the log."""
@@ -368,12 +387,16 @@ class DeltaExportTable(ExportTable):
         versions |= {f"replayed/{replay_id(name)}": 1 for name in commit.replayed}
         if commit.letters is not None:
             versions["letters"] = commit.letters
+        if commit.pending:
+            versions["pending"] = commit.pending_total
+        versions |= {f"pending/{run_id}": count for run_id, count in commit.pending.items()}
         for (topic, partition), count in commit.counts.items():
             versions[f"rows/{topic}/{partition}"] = count.rows
             versions[f"rows/{topic}/{partition}/restarts"] = count.restarts
         # Record the time of the actions. If txn actions expire in a table, Delta in Spark
         # immediately drops actions without a time.
         now_ms = time.time_ns() // 1_000_000
+        letters = {"deadLetters": self._settings.dead_letters} if commit.letter_files else {}
         return CommitProperties(
             custom_metadata={
                 "kts": {
@@ -382,6 +405,7 @@ class DeltaExportTable(ExportTable):
                     "commitId": commit.commit_id,
                     "ranges": [str(advance) for advance in commit.advances],
                     "rules": dict(commit.fingerprint),
+                    **letters,
                 }
             },
             # Do not retry: a retry would commit on top of a snapshot that was not compared.

@@ -13,6 +13,8 @@ snapshots expire:
     commit                             last commit, `commit id@ms`
     letters                            number of the newest list of dead letters
     replayed                           ids of replayed files of dead letters
+    pending                            JSON: number and folder of the files of dead letters that are
+                                       not replayed, by run
 
 The properties are set in the transaction that adds the files. Every commit adds a snapshot, even if
 it has no files. The commit fails unless the catalog still has the snapshot, schema and partitioning
@@ -45,6 +47,7 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
+from kts_source.export.dead_letters import PendingLetters, replay_id, with_pending
 from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
@@ -59,7 +62,6 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
-    replay_id,
     without_other_exports,
 )
 from kts_source.export.tables.iceberg_library import (
@@ -287,6 +289,7 @@ class IcebergExportTable(ExportTable):
             lambda topic, partition: counts.get((topic, partition)),
             holder=self._holders(snapshot).get,
             is_replayed=lambda name: replay_id(name) in own.get("replayed", "").split(","),
+            pending=PendingLetters.from_json(json.loads(own.get("pending", "{}"))),
         )
 
     def _holders(self, snapshot: Table) -> dict[PartitionKey, str]:
@@ -528,6 +531,10 @@ class IcebergExportTable(ExportTable):
             properties["replayed"] = ",".join((*filter(None, [own.get("replayed")]), *ids))
         if commit.letters is not None:
             properties["letters"] = str(commit.letters)
+        if commit.pending:
+            runs = json.loads(own.get("pending", "{}"))
+            runs = with_pending(runs, commit.pending, self._settings.dead_letters)
+            properties["pending"] = json.dumps(runs)
         return {f"{self._own}{name}": text for name, text in properties.items()}
 
     def _without_time_bounds(self, table: Table) -> dict[str, str]:

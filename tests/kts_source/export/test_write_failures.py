@@ -91,6 +91,17 @@ def test_full_disk_exits_with_1_and_writes_metrics(
     assert "standard output" not in error
 
 
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_of_dead_letters_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, samples = failed_samples(tmp_path, "--dead-letters", str(tmp_path / "letters"))
+    assert (code, samples["kts_export_success"]) == (1, "0")
+    assert (
+        "letters cannot be written: No space left on device. Free space" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
