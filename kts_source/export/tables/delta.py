@@ -50,7 +50,7 @@ from kts_source.export.dead_letters import PendingLetters, replay_id
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import value_text, with_made_columns
-from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.ranges import OffsetRange, PartitionKey, Rollback, parse_ranges
 from kts_source.export.row_schema import lacks_fields
 from kts_source.export.settings import DELTA, PARQUET
 from kts_source.export.tables.export_table import (
@@ -667,27 +667,38 @@ def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) 
     return None
 
 
-def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:
-    """Returns a message if a `RESTORE` removed rows of the export. Returns `None` if no `RESTORE`
-    did so. `entries` is a result of `_history`.
+def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> Rollback | None:
+    """Returns what the table lost if a `RESTORE` removed rows of the export. Returns `None` if no
+    `RESTORE` did so. `entries` is a result of `_history`.
 
     `RESTORE` brings back the files of an earlier version, but keeps all `txn` actions. So the later
     `txn` actions record offsets without rows.
     """
     restored: Mapping[str, Any] | None = None
+    accepted: Mapping[str, Any] | None = None  # an earlier `RESTORE`, with a later commit
+    removed: list[Mapping[str, Any]] = []
     for entry in entries:
         is_own = _details(entry).get("exportId") == export_id
-        if restored is not None and is_after_target(entry, restored):
-            if is_own:
-                return (
-                    f"RESTORE in version {restored.get('version')} of the table removed what"
-                    f" version {entry.get('version')} and later ones added"
-                )
+        is_restore = str(entry.get("operation", "")).upper() == "RESTORE"
+        if restored is None or not is_after_target(entry, restored):
+            if is_own or removed:
+                break
+            restored = entry if is_restore else restored
+        elif accepted is not None and is_after_target(entry, accepted):
+            continue
         elif is_own:
-            return None
-        elif str(entry.get("operation", "")).upper() == "RESTORE":
-            restored = entry
-    return None
+            removed.append(entry)
+        elif is_restore and removed:
+            accepted = entry
+    if restored is None or not removed:
+        return None
+    last, first = removed[0].get("version"), removed[-1].get("version")
+    versions = f"version {last}" if first == last else f"versions {first} to {last}"
+    ranges = (text for entry in removed for text in _details(entry).get("ranges", ()))
+    return Rollback(
+        f"RESTORE in version {restored.get('version')} of the table removed what {versions} added",
+        parse_ranges(ranges),
+    )
 
 
 def is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> bool:

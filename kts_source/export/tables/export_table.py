@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.parquet_file import DataFile
     from kts_source.export.partitioning import ValuesIn
-    from kts_source.export.ranges import CommittedRanges, RangeAdvance
+    from kts_source.export.ranges import CommittedRanges, RangeAdvance, Rollback
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetStore
     from kts_source.export.task import WrittenFile
@@ -122,7 +122,7 @@ class TableState:
         schema: Returns the columns of the table; `None` if they are unknown.
         topic_id: Returns the id that a topic had in its last commit. If the table records only a
             digest of this id, returns the digest as a number.
-        rollback: Returns a message if the table was restored to a state before commits of this
+        rollback: Returns what the table lost if it was restored to a state before commits of this
             export; otherwise `None`.
         counts: Returns the number of rows that all commits wrote for a partition.
         rule_texts: Returns texts of settings for messages, if `fingerprint` has only digests.
@@ -138,7 +138,7 @@ class TableState:
     letters: int | None = None
     schema: Callable[[], pa.Schema | None] = lambda: None
     topic_id: Callable[[str], str | None] = lambda _topic: None
-    rollback: Callable[[], str | None] = lambda: None
+    rollback: Callable[[], Rollback | None] = lambda: None
     counts: RowCounts = lambda _topic, _partition: None
     rule_texts: Callable[[], Mapping[str, str]] = dict[str, str]
     holder: Callable[[PartitionKey], str | None] = lambda _key: None

@@ -50,7 +50,7 @@ from kts_source.errors import (
 from kts_source.export.dead_letters import PendingLetters, replay_id, with_pending
 from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import with_made_columns
-from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.ranges import OffsetRange, PartitionKey, Rollback, parse_ranges
 from kts_source.export.row_schema import lacks_fields
 from kts_source.export.tables.export_table import (
     STATE_VERSION,
@@ -285,7 +285,7 @@ class IcebergExportTable(ExportTable):
             int(own["letters"]) if "letters" in own else None,
             lambda: _arrow_schema(snapshot),
             topics.get,
-            lambda: _rollback_of(snapshot, own.get("commit", "")),
+            lambda: _rollback_of(snapshot, own.get("commit", ""), f"{self._own}ranges"),
             lambda topic, partition: counts.get((topic, partition)),
             holder=self._holders(snapshot).get,
             is_replayed=lambda name: replay_id(name) in own.get("replayed", "").split(","),
@@ -502,6 +502,8 @@ class IcebergExportTable(ExportTable):
                 transaction.delete(AlwaysTrue())
             paths = [f"{location}/{file.key}" for file in commit.files]
             summary = {"kts.run": commit.run_id, "kts.commit": commit.commit_id}
+            if 0 < len(commit.advances) <= _MAX_RANGES:
+                summary[f"{self._own}ranges"] = "; ".join(map(str, commit.advances))
             add_files(table, transaction, paths, summary)
 
     def _new_properties(
@@ -573,6 +575,10 @@ def _arrow_schema(table: Table) -> pa.Schema:
 # -- checks of existing tables
 
 _MAX_FORMAT: Final = 2
+_MAX_RANGES: Final = 256
+"""Maximum number of partitions of a commit whose offsets its snapshot records, because the metadata
+file repeats the summaries of all snapshots.
+"""
 
 
 def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) -> None:
@@ -634,8 +640,8 @@ def _nested_fields(
 # -- history
 
 
-def _rollback_of(table: Table, last_commit: str) -> str | None:
-    """Returns a message if a rollback removed rows of an export; otherwise `None`.
+def _rollback_of(table: Table, last_commit: str, name: str) -> Rollback | None:
+    """Returns what a table lost if a rollback removed rows of an export; otherwise `None`.
 
     A rollback makes an earlier snapshot current, but keeps the properties. So the properties then
     record offsets without rows.
@@ -643,12 +649,13 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
     Args:
         table: Current state of the table.
         last_commit: Value of the property `commit`.
+        name: Name of the offsets of a commit in the summary of its snapshot.
     """
     commit_id, _, committed_ms = last_commit.partition("@")
     if not committed_ms.isdigit():
-        return "the property that records the last commit of the export is missing or invalid"
+        return Rollback("the property that records the export's last commit is missing or invalid")
     current = table.current_snapshot()
-    ancestors = list(_ancestors(table))
+    ancestors = list(_ancestors(table, current))
     if any(_summary(snapshot, "kts.commit") == commit_id for snapshot in ancestors):
         return None
     ids = {snapshot.snapshot_id for snapshot in ancestors}
@@ -657,11 +664,16 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
             state = "has no snapshot"
             if current is not None:
                 state = f"was rolled back to {current.snapshot_id}"
-            return f"the table {state}, which removed snapshot {snapshot.snapshot_id} of the export"
+            removed = [each for each in _ancestors(table, snapshot) if each.snapshot_id not in ids]
+            ranges = (_summary(each, name) or "" for each in removed)
+            return Rollback(
+                f"the table {state}, which removed snapshot {snapshot.snapshot_id} of the export",
+                parse_ranges(text for each in ranges for text in each.split("; ")),
+            )
     # The snapshot of the commit has expired. The current snapshot is newer, unless the table was
     # rolled back to it.
     if current is None or current.timestamp_ms < int(committed_ms) - _CLOCK_SKEW_MS:
-        return "the current snapshot is older than the last commit of the export"
+        return Rollback("the current snapshot is older than the last commit of the export")
     return None
 
 
@@ -669,7 +681,7 @@ def _removal_of(table: Table) -> str | None:
     """Returns a message about the newest snapshot in which another writer removed rows or files.
     Returns `None` if there is no such snapshot in the table.
     """
-    for snapshot in _ancestors(table):
+    for snapshot in _ancestors(table, table.current_snapshot()):
         summary = snapshot.summary
         if summary is None or _summary(snapshot, "kts.run") is not None:
             continue
@@ -682,10 +694,9 @@ def _removal_of(table: Table) -> str | None:
     return None
 
 
-def _ancestors(table: Table) -> Iterator[Snapshot]:
-    """Yields the current snapshot and its ancestors that have not expired, newest first."""
+def _ancestors(table: Table, current: Snapshot | None) -> Iterator[Snapshot]:
+    """Yields a snapshot and its ancestors that have not expired, newest first."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
-    current = table.current_snapshot()
     while current is not None:
         yield current
         parent = current.parent_snapshot_id
