@@ -77,7 +77,7 @@ class ReplayTask:
         """Yields the rows ordered by partition and offset. Each batch has rows of one partition."""
         assert job.settings.dead_letters is not None
         with closing(open_target(job.settings.dead_letters, job.settings.storage)) as store:
-            with open_parquet(store, self.letters) as parquet:
+            with open_parquet(store, self.letters, is_dead_letters=True) as parquet:
                 table = parquet.read()
             uri = store.uri(self.letters.key)
         names = [name for name in job.options.columns if name in table.schema.names]
@@ -175,7 +175,7 @@ def _locations(
 
     Adds the names of other tables to `others`.
     """
-    with open_parquet(store, file) as parquet:
+    with open_parquet(store, file, is_dead_letters=True) as parquet:
         if not {*_OWNER, *_LOCATION} <= {*parquet.schema_arrow.names}:
             log.warning("%s is not replayed: it does not name its table", store.uri(file.key))
             return []

@@ -188,6 +188,19 @@ def test_loss_of_dead_letters_is_accepted_once(
     assert "files of dead letters" not in caplog.text
 
 
+def test_damaged_dead_letters_are_named(exports: Exports) -> None:
+    exports.run()
+    damaged = min(exports.letters.glob("*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(ExportError, match="a file of dead letters cannot be read") as raised:
+        exports.run(replay=True)
+    assert ".." not in raised.value.message
+    assert raised.value.uri == damaged.as_uri()
+    damaged.unlink()  # as the error advises
+    exports.tier["failOnDataLoss"] = "false"
+    assert exports.run(replay=True, max_rejected="100%").replayed == 1
+
+
 def test_loss_of_all_dead_letters_is_accepted(exports: Exports) -> None:
     exports.run()
     for path in exports.letters.glob("*.parquet"):
