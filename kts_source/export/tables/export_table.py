@@ -554,6 +554,8 @@ class ExportTable(ABC):
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
         reason = _library_text(scrub(f"{type(error).__name__}: {error}", hidden))
+        if kind is StoreUnavailableError:
+            text += ", because its store or catalog is unavailable; wait for the end of the outage"
         if _EXPIRED.search(reason):
             reason += f". {expiry_advice(self._settings.storage.reveal(), os.environ)}"
         if type(error).__name__ in _REFUSED_LOGINS:
