@@ -239,7 +239,13 @@ def export(
             target, exports, workers, with_spark=with_spark, as_json=as_json, prometheus=prometheus
         )
     if prometheus is not None:
-        write_atomically(prometheus, report.to_prometheus())
+        try:
+            write_atomically(prometheus, report.to_prometheus())
+        except InvalidOptionError as error:
+            raise InvalidOptionError(
+                f"the export succeeded, so the table is up to date, but not its metrics: {error},"
+                " or correct this and run again to write the metrics"
+            ) from None
     if png is not None:
         report.save_png(png)
 

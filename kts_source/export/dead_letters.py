@@ -17,17 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import time
 import uuid
+from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from kts_source.columns import DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import (
+    CommitConflictError,
     ExportError,
     InvalidOptionError,
     ObjectNotFoundError,
@@ -43,9 +47,10 @@ from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.export_table import TableState
     from kts_source.export.tables.target_store import TargetStore
     from kts_source.export.task import ExportJob
     from kts_source.export.transforms import Rejected
@@ -58,6 +63,79 @@ ATTEMPTS: Final = "_kts/attempts/"
 LIST_VERSION: Final = 1
 _SUFFIX: Final = ".letters.part"
 _LIST_SUFFIX: Final = ".letters.json"
+_RUN_ID_LENGTH: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLetters:
+    """Files of dead letters that an export recorded in its table, and that are not replayed.
+
+    Attributes:
+        total: Number of files.
+        of_run: Returns the number of files of a run.
+        folders: Returns the folders of the files by run id, as far as they are known.
+    """
+
+    total: int = 0
+    of_run: Callable[[str], int] = lambda _run_id: 0
+    folders: Callable[[], Mapping[str, str]] = dict[str, str]
+
+    @classmethod
+    def from_json(cls, runs: Mapping[str, Any]) -> PendingLetters:
+        """Reads the result of `with_pending`."""
+        counts = {run_id: count for run_id, (count, _) in runs.items()}
+        folders = {run_id: folder for run_id, (_, folder) in runs.items()}
+        return cls(sum(counts.values()), lambda run_id: counts.get(run_id, 0), lambda: folders)
+
+    def present(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns how many of the files `names` the table records, by run id."""
+        counts = Counter(run_of(name) for name in names)
+        known = {run_id: min(count, self.of_run(run_id)) for run_id, count in counts.items()}
+        return {run_id: count for run_id, count in known.items() if count}
+
+    def changed(
+        self, run_id: str, added: int, replayed: Iterable[str], kept: Mapping[str, int] | None
+    ) -> tuple[dict[str, int], int]:
+        """Returns the number of files after a commit: of each run that changes, and the total.
+
+        Args:
+            run_id: Run of the commit.
+            added: Number of files that the commit adds.
+            replayed: Names of the files whose rows the commit adds to the table.
+            kept: Number of existing files by run id, if the loss of all other files is accepted.
+        """
+        changes: dict[str, int] = {}
+        total = self.total
+        if kept is not None:
+            changes = {**dict.fromkeys(self.folders(), 0), **kept}
+            total = sum(kept.values())
+        steps = [(run_of(name), -1) for name in replayed]
+        for owner, step in (*steps, *([(run_id, added)] if added else [])):
+            before = changes.get(owner, self.of_run(owner))
+            changes[owner] = max(0, before + step)
+            total += changes[owner] - before
+        return changes, total
+
+
+def with_pending(
+    runs: Mapping[str, Any], changes: Mapping[str, int], folder: str | None
+) -> dict[str, Any]:
+    """Returns `runs`, the recorded number and folder of pending files by run id, after `changes` by
+    a commit whose dead letters are in `folder`.
+    """
+    after = {
+        **runs,
+        **{
+            run_id: [count, runs[run_id][1] if run_id in runs else folder]
+            for run_id, count in changes.items()
+        },
+    }
+    return {run_id: value for run_id, value in after.items() if value[0]}
+
+
+def run_of(name: str) -> str:
+    """Returns the run id in the name of a published file of dead letters."""
+    return name[:_RUN_ID_LENGTH]
 
 
 class DeadLetters:
@@ -160,6 +238,7 @@ def check_dead_letters(settings: ExportSettings) -> None:
 
     Raises:
         InvalidOptionError: The folder cannot be written.
+        ExportError: The disk is full.
         StoreError: The store does not accept the file.
     """
     if settings.dead_letters is None:
@@ -171,11 +250,19 @@ def check_dead_letters(settings: ExportSettings) -> None:
                 output.write(b"1")
             target.delete(key)
         except ExportError as error:
-            if not isinstance(error.__cause__, OSError):
+            cause = error.__cause__
+            if not isinstance(cause, OSError):
                 raise
+            if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise ExportError(
+                    f"the folder dead_letters {settings.dead_letters} cannot be written:"
+                    f" {cause.strerror}. Free space there and run again. Keep its files, because"
+                    " they are not replayed yet"
+                ) from None
             raise InvalidOptionError(
                 f"the folder dead_letters {settings.dead_letters} cannot be written:"
-                f" {error.__cause__.strerror}. Choose another folder"
+                f" {cause.strerror}. Correct its path or its permissions. Earlier dead letters"
+                " stay in the folder of their run"
             ) from None
 
 
@@ -301,3 +388,19 @@ def remove_dead_letters(settings: ExportSettings, files: Sequence[ObjectInfo]) -
         with closing(open_target(settings.dead_letters, settings.storage)) as target:
             for file in files:
                 target.delete(file.key)
+
+
+def replay_id(name: str) -> str:
+    """Returns the id under which a table records a replayed file of dead letters."""
+    return f"{digest_number(name):016x}"
+
+
+def check_replayed(state: TableState, names: Iterable[str], uri: str) -> None:
+    """Raises `CommitConflictError` if a file of dead letters in `names` was replayed already."""
+    for name in names:
+        if state.is_replayed(name):
+            raise CommitConflictError(
+                f"the dead letters in {name} are in the table already: another run replayed them in"
+                " the meantime. Run again to replay the other files",
+                uri=uri,
+            )

@@ -27,6 +27,7 @@ from kts_source.export.fingerprint import is_stored_text
 from kts_source.export.ranges import (
     PartitionKey,
     RangeAdvance,
+    Rollback,
     held_range,
     partition_key,
     topic_identity,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GONE: Final = "no longer in the tier"
+_MAX_REMOVED: Final = 8
+"""Maximum number of ranges that a rollback removed in a message."""
 _TopicPartition: TypeAlias = "tuple[str, int]"
 
 
@@ -96,15 +99,18 @@ def plan_export(
         DataLossError: See `check_rollback` and `check_logs`.
         TieredKafkaError: See `plan_scan` and `check_early_stops`.
     """
-    is_rolled_back = check_rollback(options, state)
+    rollback = check_rollback(options, state)
     continuation = Continuation(options, state.committed, resume)
     scan = plan_scan(options, progress=continuation)
     check_logs(options, scan.partitions, state)
     plan = _plan_waves(scan, options, state.committed, commit_bytes, continuation.skipped)
-    if is_rolled_back and not plan.waves:
-        # A commit, even without rows, makes the next run accept the restored state.
-        return replace(plan, waves=(Wave((), ()),))
-    return plan
+    if rollback is None:
+        return plan
+    reason = "a rollback of the table removed its rows, and the loss was accepted"
+    lost = (Skipped(*span, reason) for span in rollback.removed)
+    # A commit, even without rows, makes the next run accept the restored state.
+    waves = plan.waves or (Wave((), ()),)
+    return replace(plan, waves=waves, skipped=(*lost, *plan.skipped))
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
@@ -304,27 +310,38 @@ def _held_offset_at_time(tier: PartitionLog, timestamp_ms: int, held: OffsetRang
 # -- checks of the table and its logs
 
 
-def check_rollback(options: ScanOptions, state: TableState) -> bool:
+def check_rollback(options: ScanOptions, state: TableState) -> Rollback | None:
     """Checks that the table was not restored to an earlier state. A restored table lacks rows at
     offsets that its commits recorded.
 
     Returns:
-        True if the table was restored, and data loss is allowed.
+        What the table lost, if it was restored and data loss is allowed; otherwise `None`.
 
     Raises:
         DataLossError: The table was restored to an earlier state, and data loss is not allowed.
     """
-    text = state.rollback() if state.fingerprint else None
-    if text is None:
-        return False
+    rollback = state.rollback() if state.fingerprint else None
+    if rollback is None:
+        return None
+    removed = rollback.removed
+    extent = "; ".join(map(str, removed[:_MAX_REMOVED])) or "its history does not have the offsets"
+    if len(removed) > _MAX_REMOVED:
+        extent += f"; and {len(removed) - _MAX_REMOVED} more ranges"
     text = (
-        f"the table records offsets whose rows it no longer has: {text}. Restore the newest state"
-        " that the export committed, or export into another table"
+        f"the table records offsets whose rows it no longer has: {rollback.text}: {extent}. Restore"
+        " the newest state that the export committed, or export into another table"
     )
     if options.fail_on_data_loss:
-        raise DataLossError(f"{text}; failOnDataLoss=false continues without these rows")
+        first = removed[0] if removed else None
+        raise DataLossError(
+            f"{text}; failOnDataLoss=false continues without these rows, and verify=True then fails"
+            " for this table",
+            topic=None if first is None else first.topic,
+            partition=None if first is None else first.partition,
+            offset=None if first is None else first.start,
+        )
     log.warning("%s; continuing without these rows", text)
-    return True
+    return rollback
 
 
 def check_logs(

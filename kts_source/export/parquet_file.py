@@ -329,8 +329,10 @@ class _ObjectFile(io.RawIOBase):
         return len(data)
 
 
-def open_parquet(store: ObjectStore, file: DataFile) -> pq.ParquetFile:
-    """Opens a data file of a table.
+def open_parquet(
+    store: ObjectStore, file: DataFile, *, is_dead_letters: bool = False
+) -> pq.ParquetFile:
+    """Opens a data file of a table, or a file of dead letters.
 
     Raises:
         ExportError: The file is not a valid Parquet file.
@@ -338,9 +340,17 @@ def open_parquet(store: ObjectStore, file: DataFile) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(io.BufferedReader(_ObjectFile(store, file), _READ_AHEAD))
     except pa.ArrowInvalid as error:
+        name = "the table"
+        advice = "restore it from a backup, or export into another table"
+        if is_dead_letters:
+            name = "dead letters"
+            advice = (
+                "restore it from a backup. If there is none, move it away and accept its loss with"
+                " replay=True and failOnDataLoss=false"
+            )
         raise ExportError(
-            f"a file of the table cannot be read as Parquet: {error}. Another writer replaced or"
-            " damaged it; restore it from a backup, or export into another table",
+            f"a file of {name} cannot be read as Parquet: {str(error).rstrip('.')}. Another writer"
+            f" replaced or damaged it; {advice}",
             uri=store.uri(file.key),
         ) from None
 

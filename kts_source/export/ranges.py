@@ -7,6 +7,7 @@ exports can commit.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -29,6 +30,9 @@ class PartitionKey(NamedTuple):
 
     topic_id: str
     partition: int
+
+
+_RANGE_TEXT: Final = re.compile(r"(.+)-(\d+) \[(\d+), (\d+)\)")
 
 
 def topic_identity(topic: str, topic_id: str) -> str:
@@ -102,6 +106,48 @@ class RangeAdvance:
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.key.partition} [{self.start}, {self.stop})"
+
+
+class NamedRange(NamedTuple):
+    """Offsets [start, stop) of a partition, with the name of its topic."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} [{self.start}, {self.stop})"
+
+
+def parse_ranges(texts: Iterable[str]) -> tuple[NamedRange, ...]:
+    """Parses texts of `RangeAdvance`, and joins adjacent ranges. Drops empty and invalid ranges."""
+    ranges: list[NamedRange] = []
+    matches = [match for text in texts if (match := _RANGE_TEXT.fullmatch(text))]
+    for match in matches:
+        span = NamedRange(match[1], int(match[2]), int(match[3]), int(match[4]))
+        ranges += [span] if span.start < span.stop else []
+    joined: list[NamedRange] = []
+    for span in sorted(ranges):
+        last = joined[-1] if joined else None
+        if last is not None and last[:2] == span[:2] and last.stop >= span.start:
+            joined[-1] = last._replace(stop=max(last.stop, span.stop))
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Describes that a table was restored to a state before commits of an export.
+
+    Attributes:
+        text: Describes the restored and the removed versions.
+        removed: Offsets whose rows the table lost, as far as its history has them.
+    """
+
+    text: str
+    removed: tuple[NamedRange, ...] = ()
 
 
 def merge_advances(

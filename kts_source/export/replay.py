@@ -30,7 +30,7 @@ from kts_source.secret import scrub
 from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.export_table import TableState
@@ -45,6 +45,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.parquet")
 _OWNER: Final = ("target", "exportId")
 _LOCATION: Final = (TOPIC, TOPIC_ID, PARTITION, OFFSET)
 _BATCH_ROWS: Final = 16384
+_MAX_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class ReplayTask:
         """Yields the rows ordered by partition and offset. Each batch has rows of one partition."""
         assert job.settings.dead_letters is not None
         with closing(open_target(job.settings.dead_letters, job.settings.storage)) as store:
-            with open_parquet(store, self.letters) as parquet:
+            with open_parquet(store, self.letters, is_dead_letters=True) as parquet:
                 table = parquet.read()
             uri = store.uri(self.letters.key)
         names = [name for name in job.options.columns if name in table.schema.names]
@@ -119,7 +120,7 @@ def replay_tasks(
 
     Raises:
         ExportError: The table does not contain the offset of a dead letter, two files contain the
-            same offset, or the folder never had a file of this table.
+            same offset, or the folder never had a file of this table, and data loss is not allowed.
     """
     assert settings.dead_letters is not None
     tasks: list[ReplayTask] = []
@@ -149,7 +150,8 @@ def replay_tasks(
             if rows:
                 topic_ids = {(row[TOPIC], row[PARTITION]): row[TOPIC_ID] for row in rows}
                 tasks.append(ReplayTask(len(tasks), file, topic_ids))
-    if not tasks and not is_done and state.letters is not None:
+    is_required = options.fail_on_data_loss and state.letters is not None
+    if not tasks and not is_done and is_required:
         text = f" It has dead letters of {', '.join(sorted(others))}." if others else ""
         raise ExportError(
             f"the table records rejected rows, but the folder {settings.dead_letters} has no dead"
@@ -173,7 +175,7 @@ def _locations(
 
     Adds the names of other tables to `others`.
     """
-    with open_parquet(store, file) as parquet:
+    with open_parquet(store, file, is_dead_letters=True) as parquet:
         if not {*_OWNER, *_LOCATION} <= {*parquet.schema_arrow.names}:
             log.warning("%s is not replayed: it does not name its table", store.uri(file.key))
             return []
@@ -209,19 +211,60 @@ def _check_row(row: Mapping[str, Any], state: TableState, uri: str) -> None:
         )
 
 
-def pending_letters(settings: ExportSettings) -> int | None:
-    """Returns the number of files of dead letters that are not replayed, of all tables that use the
-    folder. Returns `None` if there is no such folder, or if it cannot be listed.
+def kept_letters(
+    options: ScanOptions, settings: ExportSettings, state: TableState
+) -> Mapping[str, int] | None:
+    """Returns the number of existing files of dead letters by run id, if the table records more
+    files and their loss is allowed; otherwise `None`.
     """
-    if settings.dead_letters is None:
+    if options.fail_on_data_loss:
         return None
+    present = state.pending.present(
+        name for name in _published(settings) if not state.is_replayed(name)
+    )
+    return present if sum(present.values()) < state.pending.total else None
+
+
+def pending_letters(
+    settings: ExportSettings, load: Callable[[], TableState], run_id: str
+) -> int | None:
+    """Returns the number of files of dead letters that are not replayed: the files in the folder,
+    of all tables that use it, and the files that the table records and the folder lacks. Warns
+    about the latter, with `follow` only in the first round.
+
+    Returns `None` if there is neither a folder nor a recorded file, or if the files cannot be
+    counted. `load` returns the state of the table.
+    """
     try:
-        with closing(open_target(settings.dead_letters, settings.storage)) as store:
-            return sum(1 for entry in store.list_objects("") if _NAME.fullmatch(entry.key))
+        names, pending = _published(settings), load().pending
+        present = pending.present(names)
+        missing = pending.total - sum(present.values())
+        following = settings.following
+        if missing > 0 and (following is None or not following.has_table):
+            folders = pending.folders()
+            lost = [each for each in folders if present.get(each, 0) < pending.of_run(each)]
+            log.warning(
+                "run %s: the table records %d files of dead letters that %s lacks%s. Replay them"
+                " with the dead_letters of these runs. If they no longer exist, run once with"
+                " replay=True and failOnDataLoss=false to accept their loss",
+                *(run_id, missing, settings.dead_letters or "this run, without a folder for them,"),
+                "".join(f"; run {each} wrote to {folders[each]}" for each in lost[:_MAX_NAMED]),
+            )
     except Exception as error:  # noqa: BLE001  # a count must not fail a run whose rows are committed
         reason = scrub(str(error), secret_values(settings.storage.reveal()))
         log.warning("the files in %s cannot be counted: %s", settings.dead_letters, reason)
         return None
+    if settings.dead_letters is None and missing <= 0:
+        return None
+    return len(names) + max(0, missing)
+
+
+def _published(settings: ExportSettings) -> list[str]:
+    """Returns the names of the files in the folder of dead letters that were not moved yet."""
+    if settings.dead_letters is None:
+        return []
+    with closing(open_target(settings.dead_letters, settings.storage)) as store:
+        return [entry.key for entry in store.list_objects("") if _NAME.fullmatch(entry.key)]
 
 
 def finish_replay(settings: ExportSettings, tasks: Sequence[ReplayTask]) -> None:

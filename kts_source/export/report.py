@@ -135,8 +135,9 @@ class BackfillReport(Displayed):
         added_fields: Fields that `on_new_fields="add"` added to the table and wrote.
         created: True if the run created the table, or the folder of Parquet files.
         replayed: Number of files of dead letters that were replayed.
-        pending_letters: Number of files in the folder `dead_letters` that are not replayed, of all
-            runs; `None` without this folder and in a dry run.
+        pending_letters: Number of files of dead letters that are not replayed, of all runs: those
+            in the folder `dead_letters`, and those that the table records and the folder lacks.
+            `None` in a dry run, and if there is neither a folder nor a recorded file.
         tables: With a table per topic, the report of each topic; the other attributes are sums.
     """
 

@@ -52,7 +52,12 @@ from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, held_range, merge_advances, partition_key
 from kts_source.export.rejections import check_rejected
-from kts_source.export.replay import finish_replay, pending_letters, replay_tasks
+from kts_source.export.replay import (
+    finish_replay,
+    kept_letters,
+    pending_letters,
+    replay_tasks,
+)
 from kts_source.export.report import (
     BackfillReport,
     dry_report,
@@ -281,7 +286,8 @@ class _Run:
                 " offsets are not recorded and the next run reads them again"
             )
         report = replace(
-            self._report(plan.waves, plan.skipped), newest_ms=newest_ms(plan.scan.partitions)
+            self._report(plan.waves, plan.skipped, state),
+            newest_ms=newest_ms(plan.scan.partitions),
         )
         log_run_end(report, plan.scan.partitions)
         return report
@@ -320,19 +326,20 @@ class _Run:
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         tasks = replay_tasks(self.options, self.settings, state)
+        kept = kept_letters(self.options, self.settings, state)
         self.progress.begin(len(tasks), sum(task.letters.size for task in tasks))
         try:
-            if tasks:
+            if tasks or kept is not None:
                 with self.table.marked(self.run_id):
                     target = self.table.write_target(self.run_id)
                     job = ExportJob(self.options, target, self.run_id, self.settings, columns)
                     names = tuple(task.letters.key for task in tasks)
                     reports, job = self._run_wave(tasks, job, state)
-                    self._commit(Wave((), ()), reports, job, replayed=names)
+                    self._commit(Wave((), ()), reports, job, replayed=names, kept=kept)
                 finish_replay(self.settings, tasks)
         finally:
             self.progress.end()
-        report = replace(self._report((), ()), replayed=len(tasks))
+        report = replace(self._report((), (), state), replayed=len(tasks))
         log_run_end(report, ())
         return report
 
@@ -532,6 +539,7 @@ class _Run:
         base: frozenset[str] | None = None,
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
         replayed: tuple[str, ...] = (),
+        kept: Mapping[str, int] | None = None,
     ) -> None:
         started = time.monotonic()
         counts = (count for report in ordered for count in report.counts)
@@ -539,6 +547,7 @@ class _Run:
         self._check_new_fields(ordered)
         advances = merge_advances(self.waiting[0], wave.advances)
         reports = [*self.waiting[1], *ordered]
+        letters = [each.dead_letters for each in reports if each.dead_letters is not None]
         commit = Commit(
             tuple(advances),
             tuple(file for report in reports for file in report.files),
@@ -547,9 +556,11 @@ class _Run:
             self.run_id,
             base,
             newest_ms,
-            list_dead_letters(self.settings, (report.dead_letters for report in reports)),
+            list_dead_letters(self.settings, letters),
             () if job.columns is None else typed_columns(self.options),
             replayed,
+            len(letters),
+            kept,
         )
         try:
             committed = self.table.commit(commit)
@@ -610,7 +621,9 @@ class _Run:
             check_columns(schema, self.settings, job.target.values_in)
         return schema
 
-    def _report(self, planned_waves: Sequence[Wave], planned: Sequence[Skipped]) -> BackfillReport:
+    def _report(
+        self, planned_waves: Sequence[Wave], planned: Sequence[Skipped], state: TableState
+    ) -> BackfillReport:
         reports = self.reports
         files = [file for report in reports for file in report.files]
         file_count, file_bytes = self.table.written(self.commits)
@@ -620,6 +633,11 @@ class _Run:
             planned = tuple(g for g in planned if g.start < ends.get((g.topic, g.partition), 0))
         skipped = (*planned, *lost_offsets(reports))
         advances = (advance for commit in self.commits for advance in commit.advances)
+        is_changed = any(
+            commit.letter_files or commit.replayed or commit.kept_letters is not None
+            for commit in self.commits
+        )
+        load = self.table.load if is_changed else lambda: state
         return BackfillReport(
             target=self.settings.target,
             table_format=self.settings.table_format,
@@ -650,7 +668,7 @@ class _Run:
                 "writing": sum(report.seconds_writing for report in reports),
             },
             run_id=self.run_id,
-            pending_letters=pending_letters(self.settings),
+            pending_letters=pending_letters(self.settings, load, self.run_id),
             created=self.table.created,
             malformed=sum(report.malformed for report in reports),
             ended_ms=time.time_ns() // 1_000_000,

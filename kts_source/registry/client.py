@@ -40,6 +40,14 @@ _MAX_ERROR_BYTES: Final = 1 << 16
 _RETRIED: Final = (408, 429, 500, 502, 503, 504)
 """HTTP status codes after which a request is retried."""
 _UNKNOWN: Final = (40401, 40402, 40403)
+_LOGIN: Final = (
+    "check the login: user and password in schema-registry.basic.auth.user.info or in the URL, or"
+    " schema-registry.bearer.auth.token"
+)
+_ADVICE: Final = {
+    401: f": {_LOGIN}",
+    403: f": check the permissions of this login, or {_LOGIN}",
+}
 """Error codes for an unknown subject, version or schema."""
 _UNKNOWN_IN_APICURIO: Final = ("ArtifactNotFoundException", "ContentNotFoundException")
 """Error names of Apicurio's own API for an unknown global id or content id."""
@@ -148,7 +156,8 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
         document = json.loads(ask_text(registry, path, is_new=is_new))
     except (ValueError, RecursionError) as error:
         raise RegistryError(
-            f"the registry's response to {path} is not JSON: {type(error).__name__}"
+            f"the registry's response to {path} is not JSON: {type(error).__name__}. Check that"
+            " schema-registry.url is the URL of a registry, and not of a login page or proxy"
         ) from None
     if not isinstance(document, dict):
         raise RegistryError(f"the registry's response to {path} is not a JSON object")
@@ -203,7 +212,9 @@ def _request(registry: RegistryPlace, path: str) -> bytes:
             raise TransientError(f"it answers {error.code}") from None
         if error.code == 404:
             raise _NoSuchPathError from None
-        raise RegistryError(f"the registry answers {error.code} to {path}") from None
+        raise RegistryError(
+            f"the registry answers {error.code} to {path}{_ADVICE.get(error.code, '')}"
+        ) from None
     except ssl.SSLCertVerificationError as error:
         raise _untrusted(error) from None
     except (OSError, http.client.HTTPException) as error:

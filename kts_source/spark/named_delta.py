@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import ExportError, TieredKafkaError, UnsupportedTargetError
-from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.ranges import OffsetRange, PartitionKey, Rollback
 from kts_source.export.tables.delta import SPARK_APP_ID, TXN_RETENTION, is_after_target
 from kts_source.export.tables.export_table import (
     STATE_VERSION,
@@ -279,13 +279,13 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema)
 
 
-def _rollback_of(snapshot: _Snapshot) -> str | None:
-    """Returns a message if a `RESTORE` removed the newest commit of an export."""
+def _rollback_of(snapshot: _Snapshot) -> Rollback | None:
+    """Returns what the table lost if a `RESTORE` removed the newest commit of an export."""
     if snapshot.entry is None:
         return None
     for row in snapshot.restores:
         if is_after_target(snapshot.entry.asDict(), row.asDict()):
-            return (
+            return Rollback(
                 f"RESTORE in version {row['version']} of the table removed what version"
                 f" {snapshot.entry['version']} added"
             )

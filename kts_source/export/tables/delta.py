@@ -15,6 +15,7 @@ versions:
     kts/<export>/replayed/<id>         1 for each replayed file of dead letters
     kts/<export>/letters               number of the list of dead letters of the last commit
                                        that had dead letters
+    kts/<export>/pending, …/<run>      files of dead letters that are not replayed; those of a run
 
 A commit is written as the version right after the compared snapshot, so no other commit can be in
 between. The entry `kts` in its `commitInfo` identifies the export in the history.
@@ -45,10 +46,11 @@ from kts_source.errors import (
     ObjectNotFoundError,
     UnsupportedTargetError,
 )
+from kts_source.export.dead_letters import PendingLetters, replay_id
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import value_text, with_made_columns
-from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.ranges import OffsetRange, PartitionKey, Rollback, parse_ranges
 from kts_source.export.row_schema import lacks_fields
 from kts_source.export.settings import DELTA, PARQUET
 from kts_source.export.tables.export_table import (
@@ -61,7 +63,6 @@ from kts_source.export.tables.export_table import (
     check_state_version,
     other_format_error,
     partitioning_error,
-    replay_id,
     without_other_exports,
 )
 from kts_source.export.tables.parquet_folder import COMMITS as PARQUET_COMMITS
@@ -209,7 +210,25 @@ class DeltaExportTable(ExportTable):
             lambda: self._rule_texts(snapshot),
             holder,
             lambda name: transactions.version(f"replayed/{replay_id(name)}") is not None,
+            PendingLetters(
+                transactions.version("pending") or 0,
+                lambda run_id: transactions.version(f"pending/{run_id}") or 0,
+                lambda: self._letter_folders(snapshot, transactions),
+            ),
         )
+
+    def _letter_folders(
+        self, snapshot: DeltaTable, transactions: _Transactions
+    ) -> Mapping[str, str]:
+        """Returns the folders of pending dead letters by run id, of commits still in the log."""
+        folders: dict[str, str] = {}
+        for entry in islice(_history(self._target, snapshot.version()), _MAX_HISTORY):
+            details = _details(entry)
+            run_id = details.get("runId", "")
+            is_own = details.get("exportId") == self._settings.export_id
+            if is_own and "deadLetters" in details and transactions.version(f"pending/{run_id}"):
+                folders.setdefault(run_id, details["deadLetters"])
+        return folders
 
     def _rule_texts(self, snapshot: DeltaTable) -> Mapping[str, str]:
         """Returns the settings in the newest commit of this export that is still in the log."""
@@ -368,12 +387,16 @@ class DeltaExportTable(ExportTable):
         versions |= {f"replayed/{replay_id(name)}": 1 for name in commit.replayed}
         if commit.letters is not None:
             versions["letters"] = commit.letters
+        if commit.pending:
+            versions["pending"] = commit.pending_total
+        versions |= {f"pending/{run_id}": count for run_id, count in commit.pending.items()}
         for (topic, partition), count in commit.counts.items():
             versions[f"rows/{topic}/{partition}"] = count.rows
             versions[f"rows/{topic}/{partition}/restarts"] = count.restarts
         # Record the time of the actions. If txn actions expire in a table, Delta in Spark
         # immediately drops actions without a time.
         now_ms = time.time_ns() // 1_000_000
+        letters = {"deadLetters": self._settings.dead_letters} if commit.letter_files else {}
         return CommitProperties(
             custom_metadata={
                 "kts": {
@@ -382,6 +405,7 @@ class DeltaExportTable(ExportTable):
                     "commitId": commit.commit_id,
                     "ranges": [str(advance) for advance in commit.advances],
                     "rules": dict(commit.fingerprint),
+                    **letters,
                 }
             },
             # Do not retry: a retry would commit on top of a snapshot that was not compared.
@@ -643,27 +667,38 @@ def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) 
     return None
 
 
-def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:
-    """Returns a message if a `RESTORE` removed rows of the export. Returns `None` if no `RESTORE`
-    did so. `entries` is a result of `_history`.
+def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> Rollback | None:
+    """Returns what the table lost if a `RESTORE` removed rows of the export. Returns `None` if no
+    `RESTORE` did so. `entries` is a result of `_history`.
 
     `RESTORE` brings back the files of an earlier version, but keeps all `txn` actions. So the later
     `txn` actions record offsets without rows.
     """
     restored: Mapping[str, Any] | None = None
+    accepted: Mapping[str, Any] | None = None  # an earlier `RESTORE`, with a later commit
+    removed: list[Mapping[str, Any]] = []
     for entry in entries:
         is_own = _details(entry).get("exportId") == export_id
-        if restored is not None and is_after_target(entry, restored):
-            if is_own:
-                return (
-                    f"RESTORE in version {restored.get('version')} of the table removed what"
-                    f" version {entry.get('version')} and later ones added"
-                )
+        is_restore = str(entry.get("operation", "")).upper() == "RESTORE"
+        if restored is None or not is_after_target(entry, restored):
+            if is_own or removed:
+                break
+            restored = entry if is_restore else restored
+        elif accepted is not None and is_after_target(entry, accepted):
+            continue
         elif is_own:
-            return None
-        elif str(entry.get("operation", "")).upper() == "RESTORE":
-            restored = entry
-    return None
+            removed.append(entry)
+        elif is_restore and removed:
+            accepted = entry
+    if restored is None or not removed:
+        return None
+    last, first = removed[0].get("version"), removed[-1].get("version")
+    versions = f"version {last}" if first == last else f"versions {first} to {last}"
+    ranges = (text for entry in removed for text in _details(entry).get("ranges", ()))
+    return Rollback(
+        f"RESTORE in version {restored.get('version')} of the table removed what {versions} added",
+        parse_ranges(ranges),
+    )
 
 
 def is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> bool:

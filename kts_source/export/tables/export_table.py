@@ -40,8 +40,8 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
-from kts_source.export.dead_letters import publish_dead_letters
-from kts_source.export.fingerprint import check_fingerprint, digest_number
+from kts_source.export.dead_letters import PendingLetters, check_replayed, publish_dead_letters
+from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advance_ranges
 from kts_source.export.row_schema import unite_schemas
 from kts_source.export.settings import ADD_FIELDS
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.parquet_file import DataFile
     from kts_source.export.partitioning import ValuesIn
-    from kts_source.export.ranges import CommittedRanges, RangeAdvance
+    from kts_source.export.ranges import CommittedRanges, RangeAdvance, Rollback
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetStore
     from kts_source.export.task import WrittenFile
@@ -122,13 +122,14 @@ class TableState:
         schema: Returns the columns of the table; `None` if they are unknown.
         topic_id: Returns the id that a topic had in its last commit. If the table records only a
             digest of this id, returns the digest as a number.
-        rollback: Returns a message if the table was restored to a state before commits of this
+        rollback: Returns what the table lost if it was restored to a state before commits of this
             export; otherwise `None`.
         counts: Returns the number of rows that all commits wrote for a partition.
         rule_texts: Returns texts of settings for messages, if `fingerprint` has only digests.
         holder: Returns the id of another export that has offsets of a partition in the table;
             otherwise `None`.
         is_replayed: Returns True if the rows of a file of dead letters are in the table.
+        pending: Files of dead letters that are not replayed.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -137,11 +138,12 @@ class TableState:
     letters: int | None = None
     schema: Callable[[], pa.Schema | None] = lambda: None
     topic_id: Callable[[str], str | None] = lambda _topic: None
-    rollback: Callable[[], str | None] = lambda: None
+    rollback: Callable[[], Rollback | None] = lambda: None
     counts: RowCounts = lambda _topic, _partition: None
     rule_texts: Callable[[], Mapping[str, str]] = dict[str, str]
     holder: Callable[[PartitionKey], str | None] = lambda _key: None
     is_replayed: Callable[[str], bool] = lambda _name: False
+    pending: PendingLetters = field(default_factory=PendingLetters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,12 @@ class Commit:
             the previous list is published before the commit replaces its number.
         typed: Names of decoded columns. `schema` may have fields in them that the table lacks.
         replayed: Names of the files of dead letters whose rows the commit adds.
+        letter_files: Number of files in the commit's list of dead letters.
+        kept_letters: Number of existing files of dead letters by run id, if the commit accepts the
+            loss of all other files.
+        pending: Number of files of dead letters that are not replayed after the commit, for each
+            run whose number changes. `ExportTable.commit` sets it, and `pending_total`.
+        pending_total: Number of files of all runs.
         counts: Number of rows of each partition of the commit, including earlier commits.
             `ExportTable.commit` sets it.
         commit_id: Id that the table records. If the response to the commit is lost, this id shows
@@ -198,6 +206,10 @@ class Commit:
     letters: int | None = None
     typed: tuple[str, ...] = ()
     replayed: tuple[str, ...] = ()
+    letter_files: int = 0
+    kept_letters: Mapping[str, int] | None = None
+    pending: Mapping[str, int] = field(default_factory=dict[str, int])
+    pending_total: int = 0
     counts: Mapping[Owner, RowCount] = field(default_factory=dict[Owner, RowCount])
     commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -349,7 +361,11 @@ class ExportTable(ABC):
             self._require_files(commit)
             is_attempted, before = True, snapshot
             commit = self._with_table_columns(commit, state)
-            commit = replace(commit, counts=add_counts(commit, state.counts))
+            pending, total = state.pending.changed(
+                commit.run_id, commit.letter_files, commit.replayed, commit.kept_letters
+            )
+            counts = add_counts(commit, state.counts)
+            commit = replace(commit, counts=counts, pending=pending, pending_total=total)
             try:
                 if self._try_commit(snapshot, commit, moved):
                     return True
@@ -538,6 +554,8 @@ class ExportTable(ABC):
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
         reason = _library_text(scrub(f"{type(error).__name__}: {error}", hidden))
+        if kind is StoreUnavailableError:
+            text += ", because its store or catalog is unavailable; wait for the end of the outage"
         if _EXPIRED.search(reason):
             reason += f". {expiry_advice(self._settings.storage.reveal(), os.environ)}"
         if type(error).__name__ in _REFUSED_LOGINS:
@@ -581,22 +599,6 @@ def check_holders(state: TableState, topics: Mapping[PartitionKey, str], uri: st
                 " rows a second time",
                 topic=topic,
                 partition=key.partition,
-                uri=uri,
-            )
-
-
-def replay_id(name: str) -> str:
-    """Returns the id under which a table records a replayed file of dead letters."""
-    return f"{digest_number(name):016x}"
-
-
-def check_replayed(state: TableState, names: Iterable[str], uri: str) -> None:
-    """Raises `CommitConflictError` if a file of dead letters in `names` was replayed already."""
-    for name in names:
-        if state.is_replayed(name):
-            raise CommitConflictError(
-                f"the dead letters in {name} are in the table already: another run replayed them in"
-                " the meantime. Run again to replay the other files",
                 uri=uri,
             )
 

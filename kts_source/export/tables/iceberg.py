@@ -13,6 +13,8 @@ snapshots expire:
     commit                             last commit, `commit id@ms`
     letters                            number of the newest list of dead letters
     replayed                           ids of replayed files of dead letters
+    pending                            JSON: number and folder of the files of dead letters that are
+                                       not replayed, by run
 
 The properties are set in the transaction that adds the files. Every commit adds a snapshot, even if
 it has no files. The commit fails unless the catalog still has the snapshot, schema and partitioning
@@ -45,9 +47,10 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
+from kts_source.export.dead_letters import PendingLetters, replay_id, with_pending
 from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import with_made_columns
-from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.ranges import OffsetRange, PartitionKey, Rollback, parse_ranges
 from kts_source.export.row_schema import lacks_fields
 from kts_source.export.tables.export_table import (
     STATE_VERSION,
@@ -59,7 +62,6 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
-    replay_id,
     without_other_exports,
 )
 from kts_source.export.tables.iceberg_library import (
@@ -285,10 +287,11 @@ class IcebergExportTable(ExportTable):
             int(own["letters"]) if "letters" in own else None,
             lambda: _arrow_schema(snapshot),
             topics.get,
-            lambda: _rollback_of(snapshot, own.get("commit", "")),
+            lambda: _rollback_of(snapshot, own.get("commit", ""), f"{self._own}ranges"),
             lambda topic, partition: counts.get((topic, partition)),
             holder=self._holders(snapshot).get,
             is_replayed=lambda name: replay_id(name) in own.get("replayed", "").split(","),
+            pending=PendingLetters.from_json(json.loads(own.get("pending", "{}"))),
         )
 
     def _holders(self, snapshot: Table) -> dict[PartitionKey, str]:
@@ -504,7 +507,7 @@ class IcebergExportTable(ExportTable):
             if commit.base is not None and table.current_snapshot() is not None:
                 transaction.delete(AlwaysTrue())
             paths = [f"{location}/{file.key}" for file in commit.files]
-            summary = commit_summary(commit)
+            summary = commit_summary(commit, f"{self._own}ranges")
             add_files(table, transaction, paths, summary)
 
     def _new_properties(
@@ -534,6 +537,10 @@ class IcebergExportTable(ExportTable):
             properties["replayed"] = ",".join((*filter(None, [own.get("replayed")]), *ids))
         if commit.letters is not None:
             properties["letters"] = str(commit.letters)
+        if commit.pending:
+            runs = json.loads(own.get("pending", "{}"))
+            runs = with_pending(runs, commit.pending, self._settings.dead_letters)
+            properties["pending"] = json.dumps(runs)
         return {f"{self._own}{name}": text for name, text in properties.items()}
 
     def _without_time_bounds(self, table: Table) -> dict[str, str]:
@@ -572,6 +579,10 @@ def _arrow_schema(table: Table) -> pa.Schema:
 # -- checks of existing tables
 
 _MAX_FORMAT: Final = 2
+_MAX_RANGES: Final = 256
+"""Maximum number of partitions of a commit whose offsets its snapshot records, because the metadata
+file repeats the summaries of all snapshots.
+"""
 
 
 def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) -> None:
@@ -639,8 +650,8 @@ def _nested_fields(
 # -- history
 
 
-def _rollback_of(table: Table, last_commit: str) -> str | None:
-    """Returns a message if a rollback removed rows of an export; otherwise `None`.
+def _rollback_of(table: Table, last_commit: str, name: str) -> Rollback | None:
+    """Returns what a table lost if a rollback removed rows of an export; otherwise `None`.
 
     A rollback makes an earlier snapshot current, but keeps the properties. So the properties then
     record offsets without rows.
@@ -648,12 +659,13 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
     Args:
         table: Current state of the table.
         last_commit: Value of the property `commit`.
+        name: Name of the offsets of a commit in the summary of its snapshot.
     """
     commit_id, _, committed_ms = last_commit.partition("@")
     if not committed_ms.isdigit():
-        return "the property that records the last commit of the export is missing or invalid"
+        return Rollback("the property that records the export's last commit is missing or invalid")
     current = table.current_snapshot()
-    line = list(ancestors(table))
+    line = list(ancestors(table, current))
     if any(summary_of(snapshot, "kts.commit") == commit_id for snapshot in line):
         return None
     ids = {snapshot.snapshot_id for snapshot in line}
@@ -662,11 +674,16 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
             state = "has no snapshot"
             if current is not None:
                 state = f"was rolled back to {current.snapshot_id}"
-            return f"the table {state}, which removed snapshot {snapshot.snapshot_id} of the export"
+            removed = [each for each in ancestors(table, snapshot) if each.snapshot_id not in ids]
+            ranges = (summary_of(each, name) or "" for each in removed)
+            return Rollback(
+                f"the table {state}, which removed snapshot {snapshot.snapshot_id} of the export",
+                parse_ranges(text for each in ranges for text in each.split("; ")),
+            )
     # The snapshot of the commit has expired. The current snapshot is newer, unless the table was
     # rolled back to it.
     if current is None or current.timestamp_ms < int(committed_ms) - _CLOCK_SKEW_MS:
-        return "the current snapshot is older than the last commit of the export"
+        return Rollback("the current snapshot is older than the last commit of the export")
     return None
 
 
@@ -674,7 +691,7 @@ def _removal_of(table: Table) -> str | None:
     """Returns a message about the newest snapshot in which another writer removed rows or files.
     Returns `None` if there is no such snapshot in the table.
     """
-    for snapshot in ancestors(table):
+    for snapshot in ancestors(table, table.current_snapshot()):
         summary = snapshot.summary
         if summary is None or summary_of(snapshot, "kts.run") is not None:
             continue
@@ -687,10 +704,9 @@ def _removal_of(table: Table) -> str | None:
     return None
 
 
-def ancestors(table: Table) -> Iterator[Snapshot]:
-    """Yields the current snapshot and its ancestors that have not expired, newest first."""
+def ancestors(table: Table, current: Snapshot | None) -> Iterator[Snapshot]:
+    """Yields a snapshot and its ancestors that have not expired, newest first."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
-    current = table.current_snapshot()
     while current is not None:
         yield current
         parent = current.parent_snapshot_id
@@ -717,9 +733,14 @@ def _table_id(metadata: bytes) -> str | None:
     return str(fields["table-uuid"]) if fields.get("snapshots") else None
 
 
-def commit_summary(commit: Commit) -> dict[str, str]:
-    """Returns the properties that the summary of a commit's snapshot has."""
-    return {"kts.run": commit.run_id, "kts.commit": commit.commit_id}
+def commit_summary(commit: Commit, name: str) -> dict[str, str]:
+    """Returns the properties that the summary of a commit's snapshot has. The offsets of the commit
+    are under `name`.
+    """
+    summary = {"kts.run": commit.run_id, "kts.commit": commit.commit_id}
+    if 0 < len(commit.advances) <= _MAX_RANGES:
+        summary[name] = "; ".join(map(str, commit.advances))
+    return summary
 
 
 def summary_of(snapshot: Snapshot, name: str) -> str | None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from kts_source.errors import DataLossError, ExportError, UnsupportedTargetError
+from kts_source.export.dead_letters import PendingLetters, replay_id, with_pending
 from kts_source.export.parquet_file import DataFile, count_rows
 from kts_source.export.partitioning import NULL_FOLDER, partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey
@@ -42,7 +43,6 @@ from kts_source.export.tables.export_table import (
     check_state_version,
     other_format_error,
     partitioning_error,
-    replay_id,
 )
 from kts_source.export.tables.target_store import open_target, require_create
 from kts_source.export.task import WrittenFile, schema_from_text, schema_text
@@ -131,6 +131,7 @@ class ParquetFolder(ExportTable):
                 if export_id != self._settings.export_id
             }.get,
             is_replayed=lambda name: replay_id(name) in export.get("replayed", ()),
+            pending=PendingLetters.from_json(export.get("pending", {})),
         )
 
     def _check(self, snapshot: _Log) -> None:
@@ -334,6 +335,9 @@ class ParquetFolder(ExportTable):
                     "ranges": ranges,
                     "topics": export.get("topics", {}) | topics,
                     "replayed": [*export.get("replayed", ()), *map(replay_id, commit.replayed)],
+                    "pending": with_pending(
+                        export.get("pending", {}), commit.pending, self._settings.dead_letters
+                    ),
                 },
             },
         }

@@ -332,9 +332,9 @@ class Exporting:
 
     def _is_rolled_back(self) -> bool:
         table = self._lake.table()
-        text = table.load().rollback()
+        rollback = table.load().rollback()
         table.close()
-        return text is not None
+        return rollback is not None
 
     def _without_log(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
         log = Path(self._lake.target) / "_kts"

@@ -267,8 +267,9 @@ def test_export_into_rolled_back_table_raises(table_format: str, tmp_path: Path)
     lake.export(tier.grow(1).options())
     roll_back(lake, 0)
     for options in (tier.options(), tier.grow(1).options()):
-        with pytest.raises(DataLossError, match="no longer has"):
+        with pytest.raises(DataLossError, match=r"no longer has: .* t-0 \[10, 20\)\. ") as raised:
             lake.export(options)
+        assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("t", 0, 10)
     assert table_offsets(lake) == list(range(10))
     assert ranges(lake.export(tier.options(failOnDataLoss="false"))) == [(20, 30)]
     assert table_offsets(lake) == [*range(10), *range(20, 30)]
@@ -286,6 +287,9 @@ def test_accepted_rollback_without_new_records_is_accepted_once(
     roll_back(lake, 0)
     report = lake.export(tier.options(failOnDataLoss="false"))
     assert (report.rows, report.commits) == (0, 1)
+    assert [(gap.start, gap.stop) for gap in report.skipped] == [(10, 20)]
+    assert "kts_export_skipped_offsets{" in report.to_prometheus()
+    assert report.figures()["skipped_offsets"] == 10
     assert lake.export(tier.options()).commits == 0
     assert table_offsets(lake) == list(range(10))
     assert ranges(lake.export(tier.grow(1).options())) == [(20, 30)]
@@ -301,6 +305,26 @@ def test_export_after_undone_rollback_continues(table_format: str, tmp_path: Pat
     roll_back(lake, 1)
     assert ranges(lake.export(tier.grow(1).options())) == [(20, 30)]
     assert table_offsets(lake) == list(range(30))
+
+
+@pytest.mark.parametrize("table_format", TABLES)
+def test_second_rollback_names_only_rows_that_the_first_one_left(
+    table_format: str, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    tier = SmallTier(tmp_path / "tier")
+    for _ in range(4):
+        lake.export(tier.grow(1).options())
+    roll_back(lake, 1)
+    with pytest.raises(DataLossError, match=r"t-0 \[20, 40\)\. "):
+        lake.export(tier.options())
+    lake.export(tier.grow(1).options(failOnDataLoss="false"))
+    roll_back(lake, 0)
+    lost = r"t-0 \[10, 20\); t-0 \[40, 50\)\. "
+    with pytest.raises(DataLossError, match=lost) as raised:
+        lake.export(tier.options())
+    if table_format == "delta":
+        assert "RESTORE in version 6 of the table removed what versions 1 to 5" in str(raised.value)
 
 
 def test_export_raises_if_later_versions_follow_a_rollback(tmp_path: Path) -> None:

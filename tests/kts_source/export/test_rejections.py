@@ -60,7 +60,7 @@ def test_export_fails_if_the_share_of_rejected_records_exceeds_the_limit(
 ) -> None:
     tier = json_tier(tmp_path / "tier", set(range(bad)), 100)
     lake, letters = Lake(tmp_path, "parquet"), str(tmp_path / "letters")
-    with pytest.raises(RejectedRowsError):
+    with pytest.raises(RejectedRowsError, match="If the registry lacks a schema, register it"):
         lake.export(tier, dead_letters=letters, max_rejected=limit)
     # As the error advises, raise max_rejected.
     report = lake.export(tier, dead_letters=letters, max_rejected=f"{bad}%")

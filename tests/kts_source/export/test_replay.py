@@ -152,6 +152,64 @@ def test_run_succeeds_if_the_folder_of_dead_letters_cannot_be_listed(
     assert "pending_dead_letter_files" not in report.to_prometheus()
 
 
+def test_dead_letters_that_the_folder_lacks_are_counted(
+    exports: Exports, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = exports.run()
+    caplog.clear()
+    for letters in (str(tmp_path / "second"), None):
+        report = exports.run(dead_letters=letters)
+        assert report.pending_letters == 2
+        assert "kts_export_pending_dead_letter_files{" in report.to_prometheus()
+    text = f"records 2 files of dead letters that {tmp_path / 'second'} lacks; run {first.run_id}"
+    assert f"{text} wrote to {exports.letters}." in caplog.text
+    assert caplog.text.count("records 2 files") == 2
+    caplog.clear()
+    assert exports.run().pending_letters == 2
+    assert "files of dead letters" not in caplog.text
+
+
+def test_loss_of_dead_letters_is_accepted_once(
+    exports: Exports, caplog: pytest.LogCaptureFixture
+) -> None:
+    exports.run()
+    exports.correct()
+    lost, kept = sorted(exports.letters.glob("*.parquet"))
+    lost.unlink()
+    assert exports.run().pending_letters == 2
+    assert "records 1 files of dead letters" in caplog.text
+    exports.tier["failOnDataLoss"] = "false"
+    report = exports.run(replay=True)
+    assert (report.replayed, report.pending_letters) == (1, 0)
+    assert not kept.exists()
+    del exports.tier["failOnDataLoss"]
+    caplog.clear()
+    assert exports.run().pending_letters == 0
+    assert "files of dead letters" not in caplog.text
+
+
+def test_damaged_dead_letters_are_named(exports: Exports) -> None:
+    exports.run()
+    damaged = min(exports.letters.glob("*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(ExportError, match="a file of dead letters cannot be read") as raised:
+        exports.run(replay=True)
+    assert ".." not in raised.value.message
+    assert raised.value.uri == damaged.as_uri()
+    damaged.unlink()  # as the error advises
+    exports.tier["failOnDataLoss"] = "false"
+    assert exports.run(replay=True, max_rejected="100%").replayed == 1
+
+
+def test_loss_of_all_dead_letters_is_accepted(exports: Exports) -> None:
+    exports.run()
+    for path in exports.letters.glob("*.parquet"):
+        path.unlink()
+    exports.tier["failOnDataLoss"] = "false"
+    assert exports.run(replay=True).pending_letters == 0
+    exports.run(verify=True)
+
+
 def test_dead_letters_that_are_still_invalid_are_rejected_again(exports: Exports) -> None:
     exports.run()
     before = {path.name for path in exports.letters.glob("*.parquet")}

@@ -91,6 +91,17 @@ def test_full_disk_exits_with_1_and_writes_metrics(
     assert "standard output" not in error
 
 
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_of_dead_letters_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, samples = failed_samples(tmp_path, "--dead-letters", str(tmp_path / "letters"))
+    assert (code, samples["kts_export_success"]) == (1, "0")
+    assert (
+        "letters cannot be written: No space left on device. Free space" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
@@ -130,6 +141,21 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_error(
     error = capsys.readouterr().err
     assert "must be a percentage" in error
     assert "the metrics cannot be written" in error
+
+
+def test_metrics_that_cannot_be_written_after_the_commit_say_that_the_table_is_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raise_error(*_arguments: object) -> NoReturn:
+        raise InvalidOptionError("the metrics cannot be written")
+
+    monkeypatch.setattr("kts_source.cli.export_command.write_atomically", raise_error)
+    arguments = ["export", str(TIER), "txn", str(tmp_path / "t"), "--key-prefix", "tiered/"]
+    metrics = str(tmp_path / "export.prom")
+    assert main([*arguments, "--workers", "1", "--prometheus", metrics]) == 2
+    error = capsys.readouterr().err
+    assert "the table is up to date, but not its metrics: the metrics cannot be written" in error
+    assert list(tmp_path.glob("t/*.parquet"))
 
 
 def test_successful_export_leaves_no_file_in_dead_letters_folder(tmp_path: Path) -> None:

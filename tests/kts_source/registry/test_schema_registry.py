@@ -97,6 +97,19 @@ def test_missing_schema_raises_lookup_error(word: bytes) -> None:
                 schemas.get(21)
 
 
+@pytest.mark.parametrize(
+    ("raw", "advice"),
+    [
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", r"check the login: .*basic\.auth\.user\.info"),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\n", r"permissions of this login"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", r"schema-registry\.url is the URL"),
+    ],
+)
+def test_refused_login_and_login_page_name_the_option(raw: bytes, advice: str) -> None:
+    with answering(raw) as url, pytest.raises(RegistryError, match=advice):
+        find_schema(RegistryPlace(url), 21)
+
+
 GUID = "00112233-4455-6677-8899-aabbccddeeff"
 
 

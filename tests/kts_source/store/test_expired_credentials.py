@@ -62,5 +62,8 @@ def test_error_of_a_table_library_names_the_expired_option(tmp_path: Path) -> No
     settings = Lake(tmp_path, "delta").settings(target_options=TOKEN)
     table = DeltaExportTable(settings)
     error = table._library_error("the commit failed", OSError("403: <Code>ExpiredToken</Code>"))
+    outage = table._library_error("the commit failed", ConnectionError("refused"))
     table.close()
     assert "option s3.session-token have expired" in str(error)
+    assert outage.retriable
+    assert "wait for the end of the outage: ConnectionError: refused" in str(outage)
