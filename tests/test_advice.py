@@ -95,8 +95,9 @@ def test_recommended_option_exists_and_accepts_recommended_value(name: str, valu
         return
     assert name in ExportArguments.__annotations__
     if _is_fixed(value):
-        arguments: Any = {"target": "table", **companions, name: ast.literal_eval(value)}
-        export_settings(source=SOURCE, table_format="delta", **arguments)
+        arguments: dict[str, Any] = {"table_format": "delta", "target": "table", **companions}
+        arguments[name] = ast.literal_eval(value)
+        export_settings(source=SOURCE, **arguments)
 
 
 def test_options_that_messages_name_exist() -> None:

@@ -11,18 +11,85 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kts_source.broker.kafka_table import kafka_tables
+from kts_source.broker.kafka_table import (
+    PLAIN_OPTIONS,
+    PREFIX,
+    REFUSED,
+    SECURITY_OPTIONS,
+    WITHOUT_EFFECT,
+)
 from kts_source.cli.app import all_commands
 from kts_source.cli.flags import EXIT_CODES, Flag
-from kts_source.options import options_tables
+from kts_source.options.option_table import ESSENTIAL_OPTIONS, MORE_OPTIONS
+from kts_source.options.stream_options import STREAM_OPTIONS
+from kts_source.options.value_formats import VALUE_OPTIONS
+from kts_source.store.storage_options import S3_OPTIONS
 from tools.api_pages import names_of, reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from kts_source.options import Option
+
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 COMMON: Final = "servers", "pairs", "profile", "verbose"
 """Names of parameters that all commands have."""
+
+_KEY: Final = "encryption.key.pairs.<id>.private.key"
+ENCRYPTION_OPTIONS: Final = (
+    (
+        f"{_KEY}.file",
+        "PEM file with the private key (PKCS#8) of that key id; read on the driver, or on the"
+        " worker if the driver has no such file.",
+    ),
+    (f"{_KEY}.env", "Environment variable with the PEM text, on the driver or on the worker."),
+    (
+        f"{_KEY}.callback",
+        "`module:function` that the driver calls with the key id; returns the PEM text, such as"
+        " from a secret scope.",
+    ),
+)
+_OPTION_HEADER: Final = ("option", "default", "meaning")
+
+
+def options_tables() -> dict[str, str]:
+    """Returns the Markdown tables of the options of the data source, by name."""
+    groups = {
+        "essential": ESSENTIAL_OPTIONS,
+        "more": MORE_OPTIONS,
+        "values": VALUE_OPTIONS,
+        "stream": STREAM_OPTIONS,
+    }
+    tables = {name: _table(_OPTION_HEADER, map(_row, group)) for name, group in groups.items()}
+    store = [(f"`{name}`", "", text) for name, text in (*ENCRYPTION_OPTIONS, *S3_OPTIONS)]
+    return {**tables, "store": _table(_OPTION_HEADER, store)}
+
+
+def _row(option: Option) -> tuple[str, str, str]:
+    default = "" if option.default is None else f"`{option.default}`" if option.default else '`""`'
+    return f"`{option.name}`", default, option.doc
+
+
+def kafka_tables() -> dict[str, str]:
+    """Returns Markdown texts about the `kafka.*` options, by name: the tables of supported and of
+    rejected options, and the list of ignored options.
+    """
+    supported = {
+        name: _table(
+            _OPTION_HEADER,
+            (
+                (f"`{PREFIX}{option}`", f"`{default}`" if default else "", text)
+                for option, default, text in group
+            ),
+        )
+        for name, group in (("kafka-options", PLAIN_OPTIONS), ("kafka-security", SECURITY_OPTIONS))
+    }
+    refused = [(f"`{PREFIX}{name}`", reason) for name, reason in REFUSED.items()]
+    return {
+        **supported,
+        "kafka-refused": _table(("option", "why, and what to do"), refused),
+        "kafka-ignored": ", ".join(f"`{PREFIX}{name}`" for name in WITHOUT_EFFECT),
+    }
 
 
 def cli_tables() -> dict[str, str]:
@@ -60,8 +127,8 @@ def _flags_table(parameters: Sequence[click.Parameter]) -> str:
     return _table(("Flag", "Meaning"), rows)
 
 
-def _table(header: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    lines = [header, ("---", "---"), *rows]
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
     return "\n".join(
         f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines
     )

@@ -213,8 +213,9 @@ _TABLE: Final[dict[tuple[str, Severity], dict[str, str | tuple[str, str]]]] = {
         ),
         "hole": (
             "No segment holds some offsets between the log start and the end of the tier.",
-            "Look in the metadata topic for who deleted them. Set failOnDataLoss=false to read the"
-            " other offsets.",
+            "Restore the objects from a replica or from older versions in the bucket; the metadata"
+            " topic shows who deleted them. Set failOnDataLoss=false to read the other offsets; an"
+            " export then never adds the missing ones.",
         ),
         "unsure-gap": (
             "No segment holds some offsets, and the layout does not record where the segment before"

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 PREFIX: Final = "kafka."
 
@@ -198,31 +198,6 @@ def refusal(name: str) -> str | None:
         return None
     near = difflib.get_close_matches(name, sorted(COUNTED), n=1)
     return f"it is not known here; did you mean {PREFIX}{near[0]}?" if near else "it is not known"
-
-
-def kafka_tables() -> dict[str, str]:
-    """Returns Markdown texts about the `kafka.*` options for the documentation, by name: the tables
-    of supported and of rejected options, and the list of ignored options.
-    """
-    return {
-        "kafka-options": _table(("option", "default", "meaning"), _rows(PLAIN_OPTIONS)),
-        "kafka-security": _table(("option", "default", "meaning"), _rows(SECURITY_OPTIONS)),
-        "kafka-refused": _table(
-            ("option", "why, and what to do"),
-            ((f"`{PREFIX}{name}`", reason) for name, reason in REFUSED.items()),
-        ),
-        "kafka-ignored": ", ".join(f"`{PREFIX}{name}`" for name in WITHOUT_EFFECT),
-    }
-
-
-def _rows(options: Iterable[tuple[str, str, str]]) -> Iterable[tuple[str, str, str]]:
-    for name, default, doc in options:
-        yield f"`{PREFIX}{name}`", f"`{default}`" if default else "", doc
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _fits(name: str, pattern: str) -> bool:

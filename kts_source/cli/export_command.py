@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -226,7 +229,7 @@ def export(
         require_topic(options, target)
         click.echo(offsets_of_table(source=options, target=target, **named))
         return
-    with _failure_metrics(prometheus, target):
+    with _failure_metrics(prometheus, target), _termination_line():
         require_topic(options, target)
         if png is not None:
             require("matplotlib", "plot", "--png")  # fail before the work, not after it
@@ -258,6 +261,28 @@ def _failure_metrics(prometheus: str | None, target: str) -> Iterator[None]:
         if prometheus is not None:
             _try_write(prometheus, failure_to_prometheus(target, error))
         raise
+
+
+@contextmanager
+def _termination_line() -> Iterator[None]:
+    """Prints a line before SIGTERM ends this process. `follow` handles the signal itself."""
+    command = os.getpid()
+
+    def end(number: int, _frame: object) -> None:
+        if os.getpid() == command:
+            message = "terminated: commits are kept, and the same command continues after them"
+            os.write(2, f"kts: {message}\n".encode())  # `print` may hold its lock
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _try_write(prometheus: str, text: str) -> None:

@@ -105,9 +105,9 @@ def check_rejected(counts: Iterable[RecordCounts], limit: float) -> None:
     raise RejectedRowsError(
         f"{rejected:,} of {records:,} records were rejected, and {reason}, so this commit was"
         f" not made and its offsets will be read again: {'; '.join(map(str, named[:_MAX_NAMED]))}"
-        f"{more}. Correct the schema or the transform and run again. If the registry lacks a schema,"
-        " register it, or correct the URL or context of the registry. Otherwise raise max_rejected"
-        " to store these rows in the dead letters",
+        f"{more}. Correct the schema or the transform and run again. If the registry lacks a"
+        " schema, register it, or correct the URL or context of the registry. Otherwise raise"
+        " max_rejected to store these rows in the dead letters",
         rejected=rejected,
         records=records,
         topic=first.topic,

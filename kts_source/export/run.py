@@ -47,7 +47,6 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
-from kts_source.export.dry_run import dry_report
 from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
@@ -61,6 +60,7 @@ from kts_source.export.replay import (
 )
 from kts_source.export.report import (
     BackfillReport,
+    dry_report,
     lost_offsets,
     newest_ms,
     written_ranges,
@@ -74,7 +74,7 @@ from kts_source.export.row_schema import (
     typed_columns,
     unite_schemas,
 )
-from kts_source.export.settings import ADD, ADD_FIELDS, FAIL
+from kts_source.export.settings import ADD, ADD_FIELDS, FAIL, SPARK
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
@@ -559,7 +559,7 @@ class _Run:
             list_dead_letters(self.settings, letters),
             () if job.columns is None else typed_columns(self.options),
             replayed,
-            len(letters),
+            0 if self.settings.writer == SPARK else len(letters),  # no replay
             kept,
         )
         try:
@@ -691,7 +691,7 @@ def log_run_start(run_id: str, target: str, plan: ExportPlan, committed: Committ
         for partition in plan.scan.partitions:
             if partition.topic == topic:
                 held = held_range(committed, topic, partition.topic_id, partition.partition)
-                after = "a new partition" if held is None else f"resumes after offset {held.stop}"
+                after = "a new partition" if held is None else f"resumes at offset {held.stop}"
                 span = f"[{partition.start}, {partition.stop})"
                 if partition.start >= partition.stop:
                     span = "no new offsets"

@@ -403,7 +403,12 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         _check_following(settings, settings.following)
     if settings.writer == SPARK:
         _check_spark_writer(settings)
-    if has_catalog != (settings.table_format == ICEBERG):
+    if settings.writer == SPARK and has_catalog:
+        raise InvalidOptionError(
+            "catalog=… is not valid with writer='spark', because Spark's settings define its"
+            " catalogs: remove catalog"
+        )
+    if has_catalog != (settings.table_format == ICEBERG and settings.writer != SPARK):
         raise InvalidOptionError(
             "catalog=… is required for an Iceberg table, and is not valid for other targets"
         )
@@ -439,10 +444,10 @@ _NAME_PART: Final = re.compile(r"`([^`/]+)`|(\w+)")
 
 
 def _check_spark_writer(settings: ExportSettings) -> None:
-    if settings.table_format != DELTA:
+    if settings.table_format == PARQUET:
         raise InvalidOptionError(
-            f"writer='spark' writes Delta tables only, not table_format={settings.table_format!r}:"
-            " remove writer"
+            "writer='spark' writes Delta and Iceberg tables, not table_format='parquet': remove"
+            " writer"
         )
     name_parts(settings.target)
     defaults = {each.name: each.default for each in fields(ExportSettings)}

@@ -1,11 +1,6 @@
 """Parses and checks the options of one `load()`, before the tier or brokers are read."""
 
-from kts_source.options.option_table import (
-    OPTIONS,
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-    options_tables,
-)
+from kts_source.options.option_table import OPTIONS, READ_COMMITTED, READ_UNCOMMITTED
 from kts_source.options.parsing import Option, Options, OptionValue, PathOrOptions, option_texts
 from kts_source.options.scan_options import (
     ScanOptions,
@@ -29,7 +24,6 @@ __all__ = [
     "check_for_stream",
     "option_texts",
     "options_of",
-    "options_tables",
     "parse_any_options",
     "parse_options",
 ]

@@ -7,7 +7,7 @@ are case-insensitive.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kts_source.options.fetch_options import CACHE_OPTIONS, FETCH_OPTIONS
 from kts_source.options.parsing import (
@@ -33,11 +33,7 @@ from kts_source.options.selection import (
 from kts_source.options.stream_options import STREAM_OPTIONS
 from kts_source.options.times import parse_partition_times, parse_time, parse_time_range
 from kts_source.options.value_formats import VALUE_OPTIONS
-from kts_source.store.storage_options import S3_OPTIONS
 from segment_format.record.batch_header import HEADER_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
@@ -116,7 +112,7 @@ ESSENTIAL_OPTIONS: Final = (
 )
 """Options that most reads need."""
 
-_MORE: Final = (
+MORE_OPTIONS: Final = (
     Option(
         "layout",
         parse_text,
@@ -295,43 +291,9 @@ _MORE: Final = (
     ),
 )
 
-OPTIONS: Final[tuple[Option, ...]] = (*ESSENTIAL_OPTIONS, *_MORE, *VALUE_OPTIONS, *STREAM_OPTIONS)
-
-
-def options_tables() -> dict[str, str]:
-    """Returns the Markdown tables of options for the docs, by the name of the table."""
-    keys = "encryption.key.pairs.<id>.private.key"
-    store = [
-        (
-            f"{keys}.file",
-            "PEM file with the private key (PKCS#8) of that key id; read on the driver, or on the"
-            " worker if the driver has no such file.",
-        ),
-        (
-            f"{keys}.env",
-            "Environment variable with the PEM text, on the driver or on the worker.",
-        ),
-        (
-            f"{keys}.callback",
-            "`module:function` that the driver calls with the key id; returns the PEM text, such as"
-            " from a secret scope.",
-        ),
-        *S3_OPTIONS,
-    ]
-    return {
-        "essential": _table(map(_row, ESSENTIAL_OPTIONS)),
-        "more": _table(map(_row, _MORE)),
-        "values": _table(map(_row, VALUE_OPTIONS)),
-        "stream": _table(map(_row, STREAM_OPTIONS)),
-        "store": _table((f"`{name}`", "", doc) for name, doc in store),
-    }
-
-
-def _row(option: Option) -> tuple[str, str, str]:
-    default = "" if option.default is None else f"`{option.default}`" if option.default else '`""`'
-    return f"`{option.name}`", default, option.doc
-
-
-def _table(rows: Iterable[tuple[str, str, str]]) -> str:
-    lines = [("option", "default", "meaning"), ("---", "---", "---"), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+OPTIONS: Final[tuple[Option, ...]] = (
+    *ESSENTIAL_OPTIONS,
+    *MORE_OPTIONS,
+    *VALUE_OPTIONS,
+    *STREAM_OPTIONS,
+)

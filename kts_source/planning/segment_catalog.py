@@ -80,16 +80,13 @@ class SegmentCatalog:
         self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Sets the number of partitions that will be planned concurrently. If there are enough of
-        them to keep the store busy, each partition's own thread reads a few manifests, because
-        passing them to `pool` would take longer.
+        """Sets the number of partitions that will be planned concurrently. If they keep the store
+        busy, each partition's own thread reads a few manifests: passing them on takes longer.
         """
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
     def listed(self, folder: TopicFolder, partition: int) -> ListedPartition:
-        """Lists the segments of a partition. Descriptions that an earlier plan has cached are not
-        read again.
-        """
+        """Lists the segments of a partition. Cached descriptions are not read again."""
         bundle = None
         if self._caches.index is not None:
             uri = self.store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
@@ -184,12 +181,11 @@ class SegmentCatalog:
         mirror = mirror_of(self.store)
         if mirror is None or is_in_additional_store(entry.described_by):
             return None
-        found = (
+        objects = tuple(
             (suffix, mirror.in_mirror(info.key, info.version, error.message) or info)
             for suffix, info in entry.objects
         )
-        mirrored = replace(entry, objects=tuple(found))
-        return None if mirrored == entry else mirrored
+        return None if objects == entry.objects else replace(entry, objects=objects)
 
     def _corrupt(self, entry: SegmentEntry, error: SegmentFormatError) -> CorruptSegmentError:
         return CorruptSegmentError(
@@ -305,14 +301,18 @@ class ListedPartition:
     def _damaged_entries(self) -> list[SegmentEntry]:
         return [orphan.described for orphan in self.orphans if orphan.described is not None]
 
-    def save(self) -> None:
-        """Stores descriptions and side files in the cache, for later plans."""
+    def save(self, *, releases: bool = False) -> None:
+        """Stores descriptions and side files in the cache, for later plans. If `releases`, frees
+        the memory of the listing: afterwards, no segment can be described.
+        """
         self._pack.save(self.entries)
         self.side_files.save()
         if self._bundle is not None:
             self._bundle.save()
-        # Drop the packs, because no segment has to be described after this point.
         self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()
+        if releases:
+            self.entries = ()
+            self._described.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +377,7 @@ class DiscoveredTopic:
 def discover(
     options: ScanOptions, catalog: SegmentCatalog, pool: Executor
 ) -> tuple[DiscoveredTopic, ...]:
-    """Lists every segment of the selected topics. Lists the partitions of a topic concurrently in
-    `pool`.
+    """Lists every segment of the selected topics; partitions are listed concurrently in `pool`.
 
     Reads descriptions of segments only to find out which of several topic ids is newest.
 
@@ -391,7 +390,8 @@ def discover(
         CorruptSegmentError: A manifest is invalid.
     """
     topics = []
-    for topic, folders in sorted(incarnations(options, catalog).items()):
+    chosen = incarnations(options, catalog, skips_lost=not options.fail_on_data_loss)
+    for topic, folders in sorted(chosen.items()):
         topics.append(discover_topic(options, topic, folders, catalog, pool))
         if isinstance(options.selection, Assign) and options.fail_on_data_loss:
             _check_exist(topics[-1], folders, catalog)
@@ -438,10 +438,15 @@ def check_partitions(
 
 
 def incarnations(
-    options: ScanOptions, catalog: SegmentCatalog, may_lack: Collection[str] = ()
+    options: ScanOptions,
+    catalog: SegmentCatalog,
+    may_lack: Collection[str] = (),
+    *,
+    skips_lost: bool = False,
 ) -> Mapping[str, Sequence[TopicFolder]]:
-    """Returns the folders of each selected topic: one folder for each topic id. Topics in
-    `may_lack` need not exist in the tier. Raises the errors of `discover`.
+    """Returns the folders of each selected topic, one for each topic id. Topics in `may_lack` need
+    not exist. If `skips_lost`, one of the named topics must exist, and a warning names the others.
+    Raises the errors of `discover`.
     """
 
     def folders(topic: str | None) -> tuple[TopicFolder, ...]:
@@ -461,7 +466,13 @@ def incarnations(
     if missing:
         problem = f"no topic {', '.join(map(repr, missing))}"
         available = {folder.topic for folder in folders(None)}
-        raise _not_found(problem, available, missing, options, catalog)
+        error = _not_found(problem, available, missing, options, catalog)
+        if len(missing) == len(named) or prefixes_of_names(options.key_prefix, available, missing):
+            raise error
+        if not skips_lost:
+            advice = "set failOnDataLoss=false to read the other topics"
+            raise error.extended(f". If retention deleted all of its segments, {advice}")
+        log.warning("%s; reading the other topics", error.message)
     return {topic: there for topic, there in named.items() if there}
 
 

@@ -88,19 +88,20 @@ class SideFiles:
                 manifest.
         """
         try:
-            data = self._read(segment, IndexType.LEADER_EPOCH)
+            return self._checked_epochs(segment)
+        except CorruptSegmentError as error:
+            mirrored = self._mirrored(segment, error)
+            if mirrored is None:
+                raise
+        return self._checked_epochs(mirrored)
+
+    def _checked_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
+        data = self._read(segment, IndexType.LEADER_EPOCH)
+        try:
             checkpoint = LeaderEpochCheckpoint.from_bytes(data or b"")
             check_own_epochs(checkpoint.entries, segment)
-        except (SegmentFormatError, CorruptSegmentError) as error:
-            failure = (
-                error
-                if isinstance(error, CorruptSegmentError)
-                else self._located(error, segment, "leader-epoch checkpoint")
-            )
-            mirrored = self._mirrored(segment, failure)
-            if mirrored is None:
-                raise failure from error.__cause__ if failure is error else error
-            return self.leader_epochs(mirrored)
+        except SegmentFormatError as error:
+            raise self._located(error, segment, "leader-epoch checkpoint") from error
         return checkpoint
 
     def offset_index(self, segment: RemoteSegment) -> OffsetIndex | None:
@@ -505,7 +506,7 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
             f"an entry has offsets {first} to {last}, but the next offsets must be in"
             f" [{least}, {stop})",
             position=entry.position,
-            offset=first,
+            offset=first if least <= first < stop else least,
         )
 
 

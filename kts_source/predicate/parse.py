@@ -124,7 +124,6 @@ def parse_predicate(
     text: str,
     zone: tzinfo | None = None,
     *,
-    option: str = "where",
     fields: Mapping[str, FindField] = MappingProxyType({}),
 ) -> Predicate:
     """Parses a condition.
@@ -133,7 +132,6 @@ def parse_predicate(
         text: A Spark SQL condition (ANSI mode) over `key`, `value`, `topic`, `partition`, `offset`,
             `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
         zone: Time zone for timestamp literals that have no time zone.
-        option: Name of the option that has the text, for errors.
         fields: For each decoded column, by name, a function that finds a field of the column.
 
     Raises:
@@ -143,9 +141,9 @@ def parse_predicate(
     try:
         return _Parser(text, zone, fields).predicate()
     except ValueError as error:
-        raise InvalidOptionError(f"option {option!r}: {error}") from error
+        raise InvalidOptionError(f"option 'where': {error}") from error
     except RecursionError:
-        raise InvalidOptionError(f"option {option!r}: the predicate is nested too deeply") from None
+        raise InvalidOptionError("option 'where': the predicate is nested too deeply") from None
 
 
 class _Parser:

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import scrub
-from kts_source.store.azure_url import filesystem_arguments
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
-from kts_source.store.storage_options import s3_arguments, secret_values
+from kts_source.store.storage_options import filesystem_arguments, s3_arguments, secret_values
 from segment_format.manifest.transform import RestoreTimes
 
 if TYPE_CHECKING:

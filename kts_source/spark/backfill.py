@@ -14,9 +14,10 @@ from kts_source.export.by_topic import exports_of, run_exports
 from kts_source.export.follow import follow
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
-from kts_source.export.settings import SPARK
+from kts_source.export.settings import ICEBERG, SPARK
 from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
+from kts_source.libraries import require
 
 if TYPE_CHECKING:
     import os
@@ -52,7 +53,7 @@ def backfill(
         progress: True to show the progress on stderr. Ignored with `follow`.
         topic_options: Options of single topics, by topic. In one table, only `key.*`, `value.*`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        writer: `path` (default), or `spark`: Spark appends rows to its Delta table `target`.
+        writer: `path` (default), or `spark`: Spark appends rows to its table `target`.
         partition_by: Columns, fields, or times: `hour(timestamp)`, `date(timestamp, Asia/Tokyo)`.
         transform: A picklable, deterministic function from a record batch to a record batch or
             `None`. To reject single rows, use a `kts_source.export.transforms.RowTransform`.
@@ -104,7 +105,7 @@ def _run(
     progress: Progress,
 ) -> BackfillReport:
     settings = exports[0].settings
-    executor, opened = _tables(spark, progress, settings.writer)
+    executor, opened = _tables(spark, progress, settings)
     if settings.following is not None:
         return follow(source, settings, executor, opened=opened)
     return run_exports(target, exports, partial(_export, executor, opened, progress))
@@ -121,18 +122,24 @@ def _export(
 
 
 def _tables(
-    spark: SparkSession | None, progress: Progress, writer: str
+    spark: SparkSession | None, progress: Progress, settings: ExportSettings
 ) -> tuple[ExportExecutor, Callable[[ExportSettings], ExportTable | None]]:
     """Returns the executor of the tasks, and a function for the argument `table` of `export`."""
     if spark is None:
         return LocalExecutor(), lambda _settings: None
-    if writer != SPARK:
+    if settings.writer != SPARK:
         return SparkExecutor(spark, progress), lambda _settings: None
-    from kts_source.spark.named_delta import NamedDeltaTable
     from kts_source.spark.row_frames import RowExecutor
 
     executor = RowExecutor(spark, progress)
-    return executor, lambda settings: NamedDeltaTable(settings, executor)
+    if settings.table_format == ICEBERG:
+        require("pyiceberg", "iceberg", "an Iceberg table")
+        from kts_source.spark.named_iceberg import NamedIcebergTable
+
+        return executor, lambda each: NamedIcebergTable(each, executor)
+    from kts_source.spark.named_delta import NamedDeltaTable
+
+    return executor, lambda each: NamedDeltaTable(each, executor)
 
 
 class SparkExecutor:

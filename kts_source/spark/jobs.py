@@ -294,7 +294,11 @@ class ExportReader(DataSourceReader, metaclass=UnpickledByLoad):
 
 
 def export_data_source(
-    name: str, tasks: Sequence[WorkerTask], job: object | None
+    name: str,
+    tasks: Sequence[WorkerTask],
+    job: object | None,
+    reader: type[ExportReader] = ExportReader,
+    schema: str | StructType = SCHEMA,
 ) -> type[DataSource]:
     """Returns a data source class that contains the tasks of a run.
 
@@ -303,8 +307,11 @@ def export_data_source(
         tasks: Tasks to run. If a class without tasks replaces an earlier class of the same name,
             the session releases the tasks of the earlier class.
         job: Settings that all tasks share; `None` in a class without tasks.
+        reader: Class of the reader.
+        schema: Columns that the reader returns.
     """
-    format_name = name
+    format_name, columns = name, schema
+    module, kind = reader.__module__, reader.__qualname__
     # Pickle tasks and job to bytes, so that a worker first calls `load`, which explains a missing
     # package, before it unpickles objects of the package.
     content: bytes = cloudpickle.dumps((tasks, job))  # type: ignore[no-untyped-call]
@@ -314,14 +321,14 @@ def export_data_source(
         def name(cls) -> str:
             return format_name
 
-        def schema(self) -> str:
+        def schema(self) -> str | StructType:
             # Call `load` here, because Spark then imports pyarrow. On a worker without the
             # packages, `load` explains the error.
-            schema: str = load(__name__, "SCHEMA")
-            return schema
+            load(module, kind)
+            return columns
 
         def reader(self, schema: StructType) -> DataSourceReader:
-            reader: DataSourceReader = load(__name__, "ExportReader")(*pickle.loads(content))
+            reader: DataSourceReader = load(module, kind)(*pickle.loads(content))
             return reader
 
     return TieredKafkaExport

@@ -21,53 +21,34 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import (
-    ExportError,
-    StoreUnavailableError,
-    TieredKafkaError,
-    UnsupportedTargetError,
-)
-from kts_source.export.partitioning import with_made_columns
+from kts_source.errors import ExportError, TieredKafkaError, UnsupportedTargetError
 from kts_source.export.ranges import OffsetRange, PartitionKey, Rollback
-from kts_source.export.settings import name_parts
 from kts_source.export.tables.delta import SPARK_APP_ID, TXN_RETENTION, is_after_target
 from kts_source.export.tables.export_table import (
     STATE_VERSION,
     Commit,
-    ExportTable,
     RowCount,
-    TableContents,
     TableState,
     check_state_version,
-    is_outage,
     partitioning_error,
 )
-from kts_source.secret import scrub
-from kts_source.spark.row_frames import spark_schema
-from kts_source.store.storage_options import secret_values
-from kts_source.texts import whole_line
+from kts_source.spark.named_table import ELSEWHERE, NamedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
     import pyarrow as pa
-    from pyspark.sql import Row
+    from pyspark.sql import DataFrame, Row
     from pyspark.sql.types import StructType
-
-    from kts_source.export.parquet_file import DataFile
-    from kts_source.export.settings import ExportSettings
-    from kts_source.spark.row_frames import RowExecutor
 
 _CONFLICT: Final = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
     r"|(?:Concurrent\w+|MetadataChanged|ProtocolChanged)Exception"
 )
 _PREFIX: Final = '{"kts":'
-_ELSEWHERE: Final = "Export into another table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,40 +78,11 @@ class _Snapshot:
         return state
 
 
-class NamedDeltaTable(ExportTable):
-    """A Delta table in a catalog of Spark; see the module docstring.
-
-    Args:
-        settings: Settings of the export.
-        executor: Has run the tasks whose rows are committed.
-    """
+class NamedDeltaTable(NamedTable):
+    """A Delta table in a catalog of Spark; see the module docstring."""
 
     _values_in = "log"
     _folders = ("",)
-
-    def __init__(self, settings: ExportSettings, executor: RowExecutor) -> None:
-        super().__init__(settings)
-        self._executor = executor
-        self._spark = executor.spark
-        self._name = ".".join(f"`{part}`" for part in name_parts(settings.target))
-        self._columns = [field.name for field in settings.partition_by]
-        self._written: dict[str, tuple[int, int]] = {}
-
-    @contextmanager
-    def marked(self, run_id: str) -> Iterator[None]:
-        """Needs no mark, because Delta's `VACUUM` removes files of failed runs."""
-        del run_id
-        yield
-
-    def written(self, commits: Iterable[Commit]) -> tuple[int, int]:
-        """See `ExportTable.written`. Returns the numbers that Spark recorded."""
-        pairs = [self._written.get(commit.commit_id, (0, 0)) for commit in commits]
-        return sum(files for files, _ in pairs), sum(size for _, size in pairs)
-
-    def discard(self, files: object) -> None:
-        """Frees the rows of tasks that run again."""
-        del files
-        self._executor.release()
 
     def _open(self) -> _Snapshot | None:
         try:
@@ -140,7 +92,7 @@ class NamedDeltaTable(ExportTable):
             if detail["format"] != "delta":
                 raise UnsupportedTargetError(
                     f"the table has the format {detail['format']}, but writer='spark' writes Delta"
-                    f" tables only. {_ELSEWHERE}",
+                    f" tables only. {ELSEWHERE}",
                     uri=self._uri,
                 )
             if duration := detail["properties"].get(TXN_RETENTION):
@@ -216,8 +168,9 @@ class NamedDeltaTable(ExportTable):
 
     def _check(self, snapshot: _Snapshot) -> None:
         there = snapshot.partition_columns
-        if sorted(there) != sorted(self._columns):
-            raise partitioning_error(", ".join(there), ", ".join(self._columns), self._uri)
+        asked = [field.name for field in self._settings.partition_by]
+        if sorted(there) != sorted(asked):
+            raise partitioning_error(", ".join(there), ", ".join(asked), self._uri)
 
     def _try_commit(
         self,
@@ -225,17 +178,11 @@ class NamedDeltaTable(ExportTable):
         commit: Commit,
         moved: Mapping[PartitionKey, OffsetRange],
     ) -> bool:
-        assert commit.schema is not None
-        fields = self._settings.partition_by
-        schema = spark_schema(with_made_columns(commit.schema, fields, self._values_in))
         if snapshot is None:
-            self._create(schema)
+            self._create_empty(commit)
             return False  # the next attempt compares the table, whoever has created it
-        _check_columns(snapshot.schema, schema, self._uri)
+        rows = self._rows(commit, snapshot.schema)
         sequence = snapshot.state["sequence"] + 1
-        rows = self._executor.rows(commit.files)
-        if rows is None:
-            rows = self._spark.createDataFrame([], schema)
         writer = rows.write.format("delta").mode("append").option("txnAppId", SPARK_APP_ID)
         writer = writer.option("txnVersion", sequence)
         writer = writer.option("userMetadata", self._metadata(snapshot, commit, moved, sequence))
@@ -251,7 +198,7 @@ class NamedDeltaTable(ExportTable):
             raise ExportError(
                 "the table has a later commit of an export than its history, so the recorded"
                 " offsets are lost, and nothing was committed: the history has expired"
-                f" (delta.logRetentionDuration). {_ELSEWHERE}",
+                f" (delta.logRetentionDuration). {ELSEWHERE}",
                 uri=self._uri,
             )
         if not self._has_commit(snapshot, after, commit):
@@ -277,18 +224,11 @@ class NamedDeltaTable(ExportTable):
         found = history.where(ours.startswith(_PREFIX) & ours.contains(text))
         return found.count() > 0
 
-    def _create(self, schema: StructType) -> None:
-        """Creates the table without rows, because Delta drops the `userMetadata` of the commit that
-        creates a table.
-        """
-        writer = self._spark.createDataFrame([], schema).write.format("delta")
-        try:
-            writer.partitionBy(*self._columns).mode("error").saveAsTable(self._name)
-            self.created = True
-        except Exception as error:  # every error of Spark becomes one of ours
-            failure = self._spark_error("the table cannot be created", error)
-            if self._open() is None:  # otherwise, another export has created it
-                raise failure from error
+    def _create_with(self, empty: DataFrame) -> None:
+        # Delta drops the `userMetadata` of the commit that creates a table.
+        writer = empty.write.format("delta").mode("error")
+        names = [field.name for field in self._settings.partition_by]
+        writer.partitionBy(*names).saveAsTable(self._name)
 
     def _metadata(
         self,
@@ -324,27 +264,6 @@ class NamedDeltaTable(ExportTable):
         }
         return json.dumps({"kts": state})
 
-    def _spark_error(self, text: str, error: Exception) -> TieredKafkaError:
-        """Converts an exception of Spark. The message has no Java stack trace."""
-        kind = StoreUnavailableError if is_outage(error) else ExportError
-        reason = whole_line(str(error).partition("\n\tat ")[0])
-        reason = scrub(reason, secret_values(self._settings.storage.reveal()))
-        return kind(f"{text}: {type(error).__name__}: {reason}", uri=self._uri)
-
-    # `ExportSettings` refuses everything that needs the files of the table.
-
-    def _files(self, snapshot: _Snapshot) -> tuple[DataFile, ...]:
-        raise NotImplementedError
-
-    def _contents(self, snapshot: _Snapshot) -> TableContents:
-        raise NotImplementedError
-
-    def _committed_keys(self, snapshot: _Snapshot) -> Collection[str]:
-        raise NotImplementedError
-
-    def _require_files(self, commit: Commit) -> None:
-        """Does nothing, because Spark has the rows."""
-
 
 def _ranges(state: Mapping[str, Any]) -> dict[PartitionKey, OffsetRange]:
     return {
@@ -371,29 +290,3 @@ def _rollback_of(snapshot: _Snapshot) -> Rollback | None:
                 f" {snapshot.entry['version']} added"
             )
     return None
-
-
-def _check_columns(table: StructType, rows: StructType, uri: str) -> None:
-    """Raises `ExportError` if a column of the rows is missing in the table or has another type, or
-    if the table has a further column that must not be null.
-    """
-    there = {field.name: field for field in table.fields}
-    names = set(rows.names)
-    different = [f"it has no column {name}" for name in rows.names if name not in there]
-    for field in rows.fields:
-        kind, wanted = (
-            each.dataType.simpleString() for each in (there.get(field.name, field), field)
-        )
-        if kind != wanted:
-            different.append(f"{field.name} is {kind} there and {wanted} in the rows")
-    different += [
-        f"its column {name} must not be null, and the rows have none"
-        for name, field in there.items()
-        if name not in names and not field.nullable
-    ]
-    if different:
-        raise ExportError(
-            f"the rows do not fit the table: {'; '.join(different)}. {_ELSEWHERE}, or change the"
-            " columns of the rows with columns=…",
-            uri=uri,
-        )

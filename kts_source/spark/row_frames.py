@@ -3,46 +3,112 @@
 The tasks run once. Spark keeps their rows in its block storage (`localCheckpoint`) and forgets how
 they were made. So the rows that Spark writes later are the rows that the reports of the tasks
 describe. If an executor is lost before, the write fails, and the next run reads the rows again.
+
+A task streams the rows that its files would have, with the partition columns as additional columns.
+The stream ends with the report of the task.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
+import time
 import uuid
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark import cloudpickle
 
 from kts_source.errors import ExportError
 from kts_source.export.partitioning import with_made_columns
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.row_schema import check_columns, schema_without_rows
-from kts_source.export.task import TaskReport
-from kts_source.spark.data_source_api import DataSource, DataSourceReader, InputPartition, types
-from kts_source.spark.jobs import ExportReader, noted_errors, tasks_in_spark
+from kts_source.export.task import TaskReport, WrittenFile
+from kts_source.export.task_writer import Owner, TaskWriter
+from kts_source.read.read_settings import FOR_SPARK
+from kts_source.spark.data_source_api import InputPartition, types
+from kts_source.spark.jobs import ExportReader, export_data_source, noted_errors, tasks_in_spark
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
     explained_memory,
-    load,
     log_to_stderr,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from kts_source.export.progress import Progress
-    from kts_source.export.task import ExportJob, RunnableTask, WrittenFile
+    from kts_source.export.task import ExportJob, RunnableTask
+    from kts_source.export.task_writer import ExportTask
 
 REPORT: Final = "_kts_report"
 """Column with the report of a task. It is null in all rows except the last row of each task, and
 that row has no other value.
 """
+
+
+class _RowCollector(TaskWriter):
+    """Keeps the rows of a task in memory until the stream takes them, instead of writing files."""
+
+    def __init__(
+        self, number: int, topic_ids: Mapping[tuple[str, int], str], job: ExportJob
+    ) -> None:
+        super().__init__(number, topic_ids, job)
+        self._rows: list[pa.RecordBatch] = []
+        self._row_counts: dict[Owner, int] = {}
+
+    def _write_rows(self, owner: Owner, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
+        del batch
+        fields = self._settings.partition_by
+        computes_times = self._job.target.values_in == "file"  # the table computes units of time
+        for field, values in [(field, field.values(rows)) for field in fields]:
+            is_made = field.needs_own_column or not computes_times
+            if is_made and field.name not in rows.schema.names:
+                rows = rows.append_column(field.name, values)
+        self._rows.append(rows)
+        self._row_counts[owner] = self._row_counts.get(owner, 0) + rows.num_rows
+
+    def taken(self) -> list[pa.RecordBatch]:
+        """Returns the rows since the last call."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def completed(self, report: TaskReport) -> TaskReport:
+        """Returns `report` with an entry in `files` for each partition. An entry has the number of
+        its rows, but no key, no size and no offsets.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        entries = tuple(
+            WrittenFile("", "", *_place(owner), 0, 0, rows, 0, now_ms, (), {})
+            for owner, rows in self._row_counts.items()
+        )
+        return replace(super().completed(report), files=entries)
+
+
+def _place(owner: Owner) -> tuple[str, str, int]:
+    return owner.topic, owner.topic_id, owner.partition
+
+
+def _stream_rows(task: ExportTask, job: ExportJob) -> Iterator[pa.RecordBatch | TaskReport]:
+    """Runs a task: yields its rows and then its report.
+
+    Raises:
+        TieredKafkaError: See `ExportTask.run`.
+    """
+    with (
+        _RowCollector(task.number, task.topic_ids, job) as rows,
+        closing(task.steps(job, rows, FOR_SPARK)) as steps,
+    ):
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                yield end.value
+                return
+            yield from rows.taken()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +137,7 @@ class RowReader(ExportReader):
         log_to_stderr(logging.WARNING)
         try:
             with noted_errors(), explained_memory(), explained_imports():
-                from kts_source.export.row_stream import stream_rows
-
-                for item in stream_rows(task, shared.job):
+                for item in _stream_rows(task, shared.job):
                     if isinstance(item, TaskReport):
                         arrays: list[pa.Array] = [pa.nulls(1, f.type) for f in shared.columns]
                         arrays.append(pa.array([item.to_text()], pa.string()))
@@ -82,28 +146,6 @@ class RowReader(ExportReader):
                     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
         finally:
             end_task()
-
-
-def row_source(
-    name: str, tasks: Sequence[RunnableTask], job: RowJob, schema: types.StructType
-) -> type[DataSource]:
-    """Returns a data source class with the rows of `tasks`; see `export_data_source`."""
-    format_name = name
-    content: bytes = cloudpickle.dumps((tasks, job))  # type: ignore[no-untyped-call]
-
-    class TieredKafkaRows(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return format_name
-
-        def schema(self) -> types.StructType:
-            return schema
-
-        def reader(self, schema: types.StructType) -> DataSourceReader:
-            reader: DataSourceReader = load(__name__, "RowReader")(*pickle.loads(content))
-            return reader
-
-    return TieredKafkaRows
 
 
 class RowExecutor:
@@ -125,7 +167,8 @@ class RowExecutor:
         check_columns(columns, job.settings, job.target.values_in)
         columns = with_made_columns(columns, job.settings.partition_by, job.target.values_in)
         schema = spark_schema(columns).add(REPORT, types.StringType())
-        source = row_source(self._tag, tasks, RowJob(job, columns), schema)
+        shared = RowJob(job, columns)
+        source = export_data_source(self._tag, tasks, shared, RowReader, schema)
         with tasks_in_spark(self.spark, self._tag, source, self._progress):
             stored = self.spark.read.format(self._tag).load().localCheckpoint()
         key = uuid.uuid4().hex

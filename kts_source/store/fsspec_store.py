@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import InvalidOptionError, MissingExtraError
-from kts_source.store.azure_url import filesystem_arguments
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_exchange import Exchange, watched_session
 from kts_source.store.object_store import (
@@ -30,6 +29,7 @@ from kts_source.store.request_policy import (
     TransientError,
     within_deadline,
 )
+from kts_source.store.storage_options import filesystem_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

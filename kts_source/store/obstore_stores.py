@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 from kts_source.errors import AccessDeniedError, ArchivedObjectError
 from kts_source.libraries import require
 from kts_source.secret import Secret
-from kts_source.store.azure_url import AZURE_SCHEMES, filesystem_arguments
 from kts_source.store.client_store import AsyncClient
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.http_exchange import watch_azure, watch_google
@@ -37,6 +36,7 @@ from kts_source.store.range_reader import (
     require_known,
 )
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
+from kts_source.store.storage_options import AZURE_SCHEMES, filesystem_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping

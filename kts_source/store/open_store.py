@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
-from kts_source.store.azure_url import AZURE_SCHEMES, names_account
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
-from kts_source.store.storage_options import STORAGE_OPTIONS, is_presigned
+from kts_source.store.storage_options import (
+    AZURE_SCHEMES,
+    STORAGE_OPTIONS,
+    is_presigned,
+    names_account,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

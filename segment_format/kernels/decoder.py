@@ -115,15 +115,25 @@ _OUTCOMES = {
 }
 
 
-def order_message(first: int, last: int, frame: Sequence[int]) -> str:
-    """Returns the error message for an entry that has the offsets `first` to `last`, but must have
-    other offsets. The frame contains the range of allowed offsets.
+def order_error(first: int, last: int, frame: Sequence[int], position: int) -> CorruptRecordError:
+    """Returns the error for an entry at `position` in the log that has the offsets `first` to
+    `last`, but must have other offsets. The frame contains the range of allowed offsets.
     """
     least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
-    return (
+    return CorruptRecordError(
         f"an entry has offsets {first} to {last}, but they must be in [{least}, {stop}) and"
-        " below those of the next entry"
+        " below those of the next entry",
+        position=position,
+        offset=_likely_offset(first, frame),
     )
+
+
+def _likely_offset(base_offset: int, frame: Sequence[int]) -> int:
+    """Returns the first offset of an entry, also if its base offset is impossible: no checksum
+    covers it. Then the entry before ends at the result.
+    """
+    is_possible = frame[c.NEXT_OFFSET] <= base_offset < frame[c.OFFSETS_STOP]
+    return base_offset if is_possible or not frame[c.ORDERED] else frame[c.NEXT_OFFSET]
 
 
 def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
@@ -150,6 +160,7 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
             f"impossible batch: base offset {offset}, last offset delta {actual},"
             f" record count {expected}"
         )
+        offset = _likely_offset(offset, frame)
     elif status in (c.ERROR_CRC, c.ERROR_SKIPPED):
         error, message = (
             CrcMismatchError,
@@ -160,7 +171,7 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
     elif status == c.ERROR_EPOCH:
         message = f"a batch of leader epoch {actual}, where the lineage has epoch {expected}"
     elif status == c.ERROR_ORDER:
-        message = order_message(actual, expected, frame)
+        return order_error(actual, expected, frame, position)
     elif status == c.ERROR_RECORD_COUNT:
         message = record_count_message(expected, actual)
     elif status == c.ERROR_RECORD_OFFSET:
@@ -577,11 +588,7 @@ class RecordDecoder:
         if slots[c.ORDERED] and not (
             slots[c.NEXT_OFFSET] <= first_offset <= entry.offset < slots[c.OFFSETS_STOP]
         ):
-            raise CorruptRecordError(
-                order_message(first_offset, entry.offset, slots),
-                position=self._origin + entry.position,
-                offset=entry.offset,
-            )
+            raise order_error(first_offset, entry.offset, slots, self._origin + entry.position)
 
     def _is_followed_batch(self, view: memoryview) -> bool:
         """Calls `_is_followed` for a batch of magic 2 that ends the decoding, and returns its
@@ -618,11 +625,7 @@ class RecordDecoder:
             slots[c.NEEDED] = needed
             return False
         if first <= last_offset:
-            raise CorruptRecordError(
-                order_message(stop.offset, last_offset, slots),
-                position=self._origin + stop.position,
-                offset=stop.offset,
-            )
+            raise order_error(stop.offset, last_offset, slots, self._origin + stop.position)
         return True
 
     def _note_skipped(self, view: memoryview, entry: Entry) -> None:

@@ -413,9 +413,6 @@ def write_control_batch(
     coordinator_epoch: int = 0,
     timestamp: int = DEFAULT_TIMESTAMP_MS,
     transactional: bool = True,
-    delete_horizon: int | None = None,
-    key_suffix: bytes = b"",
-    value: bytes | None = None,
     **fields: Unpack[HeaderFields],
 ) -> bytes:
     """Returns a control batch, which contains one record.
@@ -426,22 +423,16 @@ def write_control_batch(
         coordinator_epoch: Written in the marker's value.
         timestamp: Milliseconds.
         transactional: True for markers; False for the control records of the metadata log.
-        delete_horizon: Time from which compaction may remove the marker, milliseconds since 1970.
-        key_suffix: Additional bytes at the end of the key, which readers must accept.
-        value: The record's value; `None` writes a value of version 0 for this type of record.
         **fields: See `HeaderFields`. The producer epoch may be above the epoch of the producer's
             data batches.
     """
     number = CONTROL_TYPES[kind] if isinstance(kind, str) else kind
-    if value is None:
-        value = _CONTROL_VALUES.get(number, struct.pack(">hi", 0, coordinator_epoch))
-    key = struct.pack(">hh", 0, number) + key_suffix
+    value = _CONTROL_VALUES.get(number, struct.pack(">hi", 0, coordinator_epoch))
     return write_batch(
-        [SimpleRecord(value, key, timestamp=timestamp)],
+        [SimpleRecord(value, struct.pack(">hh", 0, number), timestamp=timestamp)],
         base_offset=base_offset,
         transactional=transactional,
         control=True,
-        delete_horizon=delete_horizon,
         **fields,
     )
 
@@ -452,14 +443,12 @@ def write_empty_batch(
     last_offset: int,
     max_timestamp: int = NO_TIMESTAMP,
     transactional: bool = False,
-    control: bool = False,
     **fields: Unpack[HeaderFields],
 ) -> bytes:
     """Returns a batch without records. Compaction keeps a producer's last batch in this form.
 
     Args:
         transactional: Sets attribute bit 4.
-        control: Sets attribute bit 5.
         base_offset: First offset of the original batch.
         last_offset: Last offset of the original batch, inclusive.
         max_timestamp: Largest timestamp of the original batch, milliseconds since 1970.
@@ -470,7 +459,6 @@ def write_empty_batch(
         base_offset=base_offset,
         max_timestamp=max_timestamp,
         transactional=transactional,
-        control=control,
         last_offset_delta=last_offset - base_offset,
         **fields,
     )
@@ -489,8 +477,6 @@ def write_message_set(
     timestamp_type: int = CREATE_TIME,
     log_append_time: int = NO_TIMESTAMP,
     inner_magic: int | None = None,
-    inner_base_offset: int | None = None,
-    wrapper_offset: int | None = None,
     compressor: Callable[[bytes], bytes] | None = None,
 ) -> bytes:
     """Returns a legacy message set: one entry per record, or one compressed wrapper.
@@ -505,9 +491,6 @@ def write_message_set(
         log_append_time: Timestamp for `LOG_APPEND_TIME`, milliseconds since 1970.
         inner_magic: Magic of the entries in a wrapper, if it differs from the wrapper's magic, as
             in KAFKA-4298.
-        inner_base_offset: Offset of the first inner entry. None means the offset of the first
-            record for magic 0 (absolute offsets), and 0 for magic 1 (relative offsets).
-        wrapper_offset: The wrapper's offset; None means the offset of the last record.
         compressor: Function to use instead of `compress`.
 
     Raises:
@@ -525,16 +508,13 @@ def write_message_set(
         if timestamp_type:
             times = [log_append_time] * len(times)
         return _entries(records, offsets, times, magic, bits)
-    first = offsets[0] if offsets else base_offset
-    if inner_base_offset is None:
-        inner_base_offset = first if magic == 0 else 0
-    inner_offsets = [offset - first + inner_base_offset for offset in offsets]
+    first, last = (offsets[0], offsets[-1]) if offsets else (base_offset, base_offset)
+    # Magic 0 has absolute offsets in the wrapper, magic 1 relative offsets.
+    inner_offsets = offsets if magic == 0 else [offset - first for offset in offsets]
     inner = _entries(records, inner_offsets, times, magic if inner_magic is None else inner_magic)
     packed = compressor(inner) if compressor is not None else compress(codec, inner, magic=magic)
     time = log_append_time if timestamp_type else max(times, default=NO_TIMESTAMP)
-    if wrapper_offset is None:
-        wrapper_offset = offsets[-1] if offsets else base_offset
-    return _entry(wrapper_offset, magic, bits | codec_number(codec), time, None, packed)
+    return _entry(last, magic, bits | codec_number(codec), time, None, packed)
 
 
 def _entries(

@@ -237,7 +237,6 @@ class LogBuilder:
         transactional: bool = False,
         last_offset_delta: int | None = None,
         delete_horizon: int | None = None,
-        base_offset: int | None = None,
     ) -> int:
         """Appends a data batch and returns its base offset.
 
@@ -253,11 +252,9 @@ class LogBuilder:
                 if the producer has no open one.
             last_offset_delta: See `write_batch`.
             delete_horizon: See `write_batch`.
-            base_offset: Base offset of the batch; None means `next_offset`. A larger offset leaves
-                a hole.
         """
         codec = self._codec if codec is None else codec
-        base = self._files.next_offset if base_offset is None else base_offset
+        base = self._files.next_offset
         offsets = assign_offsets(records, base)
         last = max(offsets[-1] if offsets else base, base + (last_offset_delta or 0))
         max_timestamp = max((record.timestamp for record in records), default=NO_TIMESTAMP)
@@ -309,52 +306,33 @@ class LogBuilder:
         """Appends an abort marker and returns its offset."""
         return self._end(producer_id, producer_epoch, timestamp, committed=False)
 
-    def append_control(self, kind: str | int, *, timestamp: int = DEFAULT_TIMESTAMP_MS) -> int:
+    def append_control(self, kind: str | int) -> int:
         """Appends a control batch that is neither an abort nor a commit marker. Returns its
         offset.
         """
+        offset = self._files.next_offset
         data = write_control_batch(
             kind,
-            base_offset=self._files.next_offset,
-            timestamp=timestamp,
+            base_offset=offset,
             leader_epoch=self._files.leader_epoch,
             transactional=False,
         )
-        offset = self._files.next_offset
-        self._files.write(data, offset, offset, timestamp)
+        self._files.write(data, offset, offset, DEFAULT_TIMESTAMP_MS)
         return offset
 
-    def append_empty_batch(
-        self,
-        offset_count: int,
-        *,
-        producer_id: int = -1,
-        producer_epoch: int = -1,
-        transactional: bool = False,
-        control: bool = False,
-        max_timestamp: int = DEFAULT_TIMESTAMP_MS,
-    ) -> int:
-        """Appends a batch without records, as compaction leaves it. Returns its base offset.
-
-        A transactional batch opens a transaction, even without records. A control batch without
-        records does not change the producer's state.
-        """
+    def append_empty_batch(self, offset_count: int, *, producer_id: int = -1) -> int:
+        """Appends a batch without records, as compaction leaves it. Returns its base offset."""
         base = self._files.next_offset
         last = base + offset_count - 1
-        facts = self._batch_facts(base, "none", producer_id, producer_epoch, transactional)
-        facts = replace(facts, timestamp=max_timestamp, sequence=-1 if control else facts.sequence)
+        facts = self._batch_facts(base, "none", producer_id, -1, transactional=False)
+        facts = replace(facts, timestamp=DEFAULT_TIMESTAMP_MS)
         data = write_empty_batch(
             base_offset=base,
             last_offset=last,
-            max_timestamp=max_timestamp,
-            transactional=transactional,
-            control=control,
+            max_timestamp=facts.timestamp,
             **_header_fields(facts),
         )
-        if control:
-            self._files.write(data, base, last, max_timestamp)
-        else:
-            self._write_data(data, facts, last)
+        self._write_data(data, facts, last)
         return base
 
     def append_message_set(
@@ -364,7 +342,6 @@ class LogBuilder:
         magic: int,
         codec: str = "none",
         timestamp_type: int = CREATE_TIME,
-        log_append_time: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
         """Appends messages of magic 0 or 1. Returns the offset of the first message.
 
@@ -375,6 +352,7 @@ class LogBuilder:
         entries = [[number] for number in range(len(records))]
         if codec != "none":
             entries = [list(range(len(records)))]
+        log_append_time = DEFAULT_TIMESTAMP_MS
         if magic == 0:
             timestamp_type, log_append_time = CREATE_TIME, NO_TIMESTAMP
         is_append_time = timestamp_type == LOG_APPEND_TIME

@@ -1,27 +1,18 @@
 """Exports into Delta tables by name with `backfill(…, writer="spark")`, and records the outcomes.
 
-This script runs in a separate environment with a Spark version for which Delta has a release. Its
-only argument is a JSON file:
-
-    jars    list of paths for `spark.jars`
-    out     folder for tiers, tables and results
-
-Each function `scenario_…` returns values that can be stored as JSON. The script writes
-`outcomes.json`, which maps the name of each scenario to these values.
+This script runs in a separate environment with a Spark version for which Delta has a release; see
+`named_world.py`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kts_source import backfill
 from kts_source.errors import TieredKafkaError
-from kts_source.export.follow import follow
 from kts_source.export.ranges import RangeAdvance, partition_key
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
@@ -29,74 +20,34 @@ from kts_source.export.tables.export_table import Commit
 from kts_source.spark.named_delta import NamedDeltaTable
 from kts_source.spark.row_frames import RowExecutor
 from tests.golden_data import tier_options
-from tests.integration.other_spark import other_spark
-from tests.kts_source.export.small_tier import TOPIC, SmallTier, offset_option
+from tests.integration.named_world import (
+    World,
+    follow_and_dry_run,
+    kills,
+    race,
+    run_scenarios,
+    start,
+)
+from tests.kts_source.export.small_tier import TOPIC, offset_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pyspark.sql import SparkSession
-
-    from kts_source.export.ranges import OffsetRange, PartitionKey
-    from kts_source.export.report import BackfillReport
+    from collections.abc import Mapping
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    # Most code of these short queries runs only a few times.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-ONE_SEGMENT = {"writer": "spark", "commit_bytes": 1}
 
 # Method, its class, number of the call, and whether the run dies before or after it. The first call
 # of `_try_commit` creates the table.
 KILLS = (
-    ("_create", NamedDeltaTable, 0, True),
+    ("_create_empty", NamedDeltaTable, 0, True),
     ("run", RowExecutor, 1, True),
     ("_try_commit", NamedDeltaTable, 1, False),
     ("_try_commit", NamedDeltaTable, 1, True),
     ("_note", NamedDeltaTable, 0, False),
 )
-
-
-class Killed(BaseException):
-    """Stands for the death of the process."""
-
-
-@dataclass(frozen=True)
-class World:
-    """The session, and a tier with two segments of ten records."""
-
-    spark: SparkSession
-    out: Path
-    tier: SmallTier
-
-    def run(self, table: str, **arguments: Any) -> BackfillReport:  # noqa: ANN401
-        source = arguments.pop("source", self.tier.options())
-        arguments = {**ONE_SEGMENT, "progress": False, **arguments}
-        return backfill(self.spark, source=source, target=f"shop.{table}", **arguments)
-
-    def error(self, table: str, **arguments: Any) -> str:  # noqa: ANN401
-        """Returns class and text of the error of a run."""
-        try:
-            self.run(table, **arguments)
-        except TieredKafkaError as error:
-            return f"{type(error).__name__}: {error}"
-        return "no error"
-
-    def offsets(self, table: str) -> list[int]:
-        """Returns the offsets of all rows of a table, sorted."""
-        if not self.spark.catalog.tableExists(f"shop.{table}"):
-            return []
-        return sorted(
-            row[0] for row in self.spark.table(f"shop.{table}").select("offset").collect()
-        )
-
-    def folder(self, table: str) -> Path:
-        return self.out / "warehouse" / "shop.db" / table
 
 
 def scenario_golden(world: World) -> dict[str, Any]:
@@ -116,47 +67,6 @@ def scenario_golden(world: World) -> dict[str, Any]:
         "partitions": detail["partitionColumns"],
         "types": dict(table.dtypes),
     }
-
-
-def scenario_kills(world: World) -> list[list[Any]]:
-    """Raises an error before or after each step of the protocol, and runs again. The result has
-    for each kill: the step, the offsets after the kill, and the offsets after the next run.
-    """
-    outcomes: list[list[Any]] = []
-    for name, owner, count, after in KILLS:
-        table = f"kill_{name.strip('_')}_{count}_{after}".lower()
-        _run_killed(world, table, owner, name, count, after=after)
-        left = world.offsets(table)
-        report = world.run(table)
-        outcomes.append([table, left, world.offsets(table), report.rows])
-    return outcomes
-
-
-def _run_killed(
-    world: World, table: str, owner: type, name: str, count: int, *, after: bool
-) -> None:
-    """Runs an export that dies at call number `count` of a method."""
-    original: Callable[..., Any] = getattr(owner, name)
-    calls = iter(range(1000))
-
-    def dying(*arguments: Any) -> Any:  # noqa: ANN401
-        is_last = next(calls) == count
-        if is_last and not after:
-            raise Killed
-        result = original(*arguments)
-        if name == "run":
-            result = iter(list(result))
-        if is_last:
-            raise Killed
-        return result
-
-    setattr(owner, name, dying)
-    try:
-        world.run(table)
-    except Killed:
-        pass
-    finally:
-        setattr(owner, name, original)
 
 
 def scenario_lost_response(world: World) -> dict[str, Any]:
@@ -191,52 +101,6 @@ def scenario_lost_response(world: World) -> dict[str, Any]:
         "offsets": world.offsets("lost_response"),
         "held": held and [held.start, held.stop],
     }
-
-
-def scenario_concurrent_exports(world: World) -> dict[str, Any]:
-    """Four exports try to commit the same offsets on the same snapshot at once. Two of them have
-    another id, so that their ranges are no ranges of the others.
-    """
-    other_partition = SmallTier(world.out / "other-tier", partition=1).grow(1)
-    world.run("race", source=other_partition.options(), export_id="first")
-    gate = threading.Barrier(4, timeout=120)
-    original = NamedDeltaTable._try_commit
-    first = threading.local()
-
-    def together(
-        self: NamedDeltaTable,
-        snapshot: Any,  # noqa: ANN401
-        commit: Commit,
-        moved: Mapping[PartitionKey, OffsetRange],
-    ) -> bool:
-        if not hasattr(first, "is_over"):
-            first.is_over = True
-            gate.wait()
-        return original(self, snapshot, commit, moved)
-
-    outcomes: list[str] = []
-
-    def run(number: int) -> None:
-        export_id = ("kts", "other")[number % 2]
-        settings = export_settings("shop.race", writer="spark", export_id=export_id)
-        executor = RowExecutor(world.spark)
-        try:
-            table = NamedDeltaTable(settings, executor)
-            report = export(world.tier.options(), settings, executor, table=table)
-            outcomes.append(f"{report.rows} rows")
-        except TieredKafkaError as error:
-            outcomes.append(type(error).__name__)
-
-    NamedDeltaTable._try_commit = together  # type: ignore[method-assign]
-    try:
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        NamedDeltaTable._try_commit = original  # type: ignore[method-assign]
-    return {"outcomes": sorted(outcomes), "offsets": world.offsets("race")}
 
 
 def scenario_other_tables(world: World) -> dict[str, str]:
@@ -313,43 +177,22 @@ def scenario_typed(world: World) -> dict[str, Any]:
     }
 
 
+def scenario_kills(world: World) -> list[list[Any]]:
+    return kills(world, KILLS)
+
+
+def scenario_concurrent_exports(world: World) -> dict[str, Any]:
+    return race(world, NamedDeltaTable, "race", is_new=False)
+
+
 def scenario_follow_and_dry_run(world: World) -> dict[str, Any]:
-    dry = world.run("dry", dry_run=True)
-    settings = export_settings("shop.followed", writer="spark", follow=True, round_bytes=1)
-    executor = RowExecutor(world.spark)
-    rounds: list[int] = []
-
-    def pause(_seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    total = follow(
-        world.tier.options(),
-        settings,
-        executor,
-        opened=lambda each: NamedDeltaTable(each, executor),
-        on_round=lambda metrics, _total: rounds.append(metrics.rows),
-        pause=pause,
-    )
-    return {
-        "dry": [dry.commits, world.spark.catalog.tableExists("shop.dry")],
-        "rounds": rounds,
-        "rows": total.rows,
-        "offsets": world.offsets("followed"),
-    }
+    return follow_and_dry_run(world, NamedDeltaTable)
 
 
 def main(spec: Mapping[str, Any]) -> None:
     """Runs the scenarios."""
-    out = Path(spec["out"])
-    spark = other_spark(out, jars=spec["jars"], cores=2, settings=SETTINGS)
-    spark.sql("create database shop")
-    world = World(spark, out, SmallTier(out / "tier").grow(2))
-    outcomes = {}
-    for name, scenario in list(globals().items()):
-        if name.startswith("scenario_") and name[9:] in spec.get("only", [name[9:]]):
-            outcomes[name.removeprefix("scenario_")] = scenario(world)
-            (out / "outcomes.json").write_text(json.dumps(outcomes))
-    spark.stop()
+    world = start(spec, SETTINGS, "shop", {"writer": "spark"})
+    run_scenarios(world, globals(), spec)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_killed_run_resumes_without_missing_or_repeated_rows(outcomes: dict[str,
     kills = outcomes["kills"]
     left = {name: offsets for name, offsets, _, _ in kills}
     assert left == {
-        "kill_create_0_true": [],
+        "kill_create_empty_0_true": [],
         "kill_run_1_true": ALL[:10],
         "kill_try_commit_1_false": [],
         "kill_try_commit_1_true": ALL[:10],

@@ -15,9 +15,8 @@ import kts_source
 from kts_source import backfill
 from kts_source.errors import RegistryUnavailableError, TieredKafkaError
 from tests.golden_data import expected_table
-from tests.stored.samples import V3
 from tests.stored.stable_store import register_stable_store, scan_rows, store_path
-from tests.stored.test_tables import read_stored_table, rows_by_position
+from tests.stored.test_tables import enter_copy, read_stored_table, rows_by_position
 from tests.stored.typed_samples import (
     CACHED_SOURCE,
     TYPED_PLAN,
@@ -48,11 +47,6 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def single_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-
-
-def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(V3 / "tables" / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path / name)
 
 
 def test_stored_samples_have_their_recorded_checksums() -> None:

@@ -316,15 +316,19 @@ class IcebergExportTable(ExportTable):
             return
         export_id = self._settings.export_id
         prefix = f"{snapshot.location().rstrip('/')}/{self._folders[0]}"
-        for task in snapshot.scan().plan_files():
-            if task.file.file_path.startswith(prefix):
-                raise ExportError(
-                    f"the table has files of the export {export_id!r}, but its properties"
-                    f" kts.{export_id}.… are missing. They record which offsets are in these"
-                    " files, so all rows would be written again. Set the properties again, or"
-                    " export into another table",
-                    uri=self._uri,
-                )
+        if self._has_files(snapshot, prefix):
+            raise ExportError(
+                f"the table has files of the export {export_id!r}, but its properties"
+                f" kts.{export_id}.… are missing. They record which offsets are in these files, so"
+                " all rows would be written again. Set the properties again, or export into"
+                " another table",
+                uri=self._uri,
+            )
+
+    def _has_files(self, snapshot: Table, prefix: str) -> bool:
+        """Returns True if the URL of a data file of the table begins with `prefix`."""
+        files = (task.file.file_path for task in snapshot.scan().plan_files())
+        return any(path.startswith(prefix) for path in files)
 
     def _check(self, snapshot: Table) -> None:
         check_table(snapshot, self._settings.partition_by, self._uri)
@@ -411,7 +415,7 @@ class IcebergExportTable(ExportTable):
     def _has_commit(self, before: Table | None, after: Table, commit: Commit) -> bool:
         del before
         snapshots = after.metadata.snapshots
-        return any(_summary(entry, "kts.commit") == commit.commit_id for entry in snapshots)
+        return any(summary_of(entry, "kts.commit") == commit.commit_id for entry in snapshots)
 
     def _create(self, schema: pa.Schema) -> None:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
@@ -501,9 +505,7 @@ class IcebergExportTable(ExportTable):
             if commit.base is not None and table.current_snapshot() is not None:
                 transaction.delete(AlwaysTrue())
             paths = [f"{location}/{file.key}" for file in commit.files]
-            summary = {"kts.run": commit.run_id, "kts.commit": commit.commit_id}
-            if 0 < len(commit.advances) <= _MAX_RANGES:
-                summary[f"{self._own}ranges"] = "; ".join(map(str, commit.advances))
+            summary = commit_summary(commit, self._own)
             add_files(table, transaction, paths, summary)
 
     def _new_properties(
@@ -595,14 +597,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
             f" up to {_MAX_FORMAT}. Export into another table",
             uri=uri,
         )
-    schema = table.schema()
-    there = sorted(
-        f"{field.transform}({schema.find_column_name(field.source_id)})"
-        for field in table.spec().fields
-    )
-    asked = sorted(f"{field.transform}({field.column})" for field in partition_by)
-    if there != asked:
-        raise partitioning_error(", ".join(there), ", ".join(asked), uri)
+    check_partitioning(table, partition_by, uri)
     for field in partition_by:
         default = table.properties.get(f"{COLUMN_METRICS}default", "")
         mode = table.properties.get(f"{COLUMN_METRICS}column.{field.column}", default)
@@ -616,7 +611,8 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     mapping = table.name_mapping()
     # If the table has no name mapping, the first commit sets one.
     if mapping is not None and (
-        wrong := set(_nested_fields(schema.name_mapping.root)) - set(_nested_fields(mapping.root))
+        wrong := set(_nested_fields(table.schema().name_mapping.root))
+        - set(_nested_fields(mapping.root))
     ):
         names = ", ".join(sorted(name for name, _ in wrong))
         raise UnsupportedTargetError(
@@ -625,6 +621,18 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
             " or export into another table",
             uri=uri,
         )
+
+
+def check_partitioning(table: Table, partition_by: Sequence[PartitionField], uri: str) -> None:
+    """Raises `UnsupportedTargetError` if the partition columns are not those of `partition_by`."""
+    schema = table.schema()
+    there = sorted(
+        f"{field.transform}({schema.find_column_name(field.source_id)})"
+        for field in table.spec().fields
+    )
+    asked = sorted(f"{field.transform}({field.column})" for field in partition_by)
+    if there != asked:
+        raise partitioning_error(", ".join(there), ", ".join(asked), uri)
 
 
 def _nested_fields(
@@ -655,17 +663,17 @@ def _rollback_of(table: Table, last_commit: str, name: str) -> Rollback | None:
     if not committed_ms.isdigit():
         return Rollback("the property that records the export's last commit is missing or invalid")
     current = table.current_snapshot()
-    ancestors = list(_ancestors(table, current))
-    if any(_summary(snapshot, "kts.commit") == commit_id for snapshot in ancestors):
+    line = list(ancestors(table, current))
+    if any(summary_of(snapshot, "kts.commit") == commit_id for snapshot in line):
         return None
-    ids = {snapshot.snapshot_id for snapshot in ancestors}
+    ids = {snapshot.snapshot_id for snapshot in line}
     for snapshot in table.metadata.snapshots:
-        if snapshot.snapshot_id not in ids and _summary(snapshot, "kts.commit") == commit_id:
+        if snapshot.snapshot_id not in ids and summary_of(snapshot, "kts.commit") == commit_id:
             state = "has no snapshot"
             if current is not None:
                 state = f"was rolled back to {current.snapshot_id}"
-            removed = [each for each in _ancestors(table, snapshot) if each.snapshot_id not in ids]
-            ranges = (_summary(each, name) or "" for each in removed)
+            removed = [each for each in ancestors(table, snapshot) if each.snapshot_id not in ids]
+            ranges = (summary_of(each, name) or "" for each in removed)
             return Rollback(
                 f"the table {state}, which removed snapshot {snapshot.snapshot_id} of the export",
                 parse_ranges(text for each in ranges for text in each.split("; ")),
@@ -681,12 +689,12 @@ def _removal_of(table: Table) -> str | None:
     """Returns a message about the newest snapshot in which another writer removed rows or files.
     Returns `None` if there is no such snapshot in the table.
     """
-    for snapshot in _ancestors(table, table.current_snapshot()):
+    for snapshot in ancestors(table, table.current_snapshot()):
         summary = snapshot.summary
-        if summary is None or _summary(snapshot, "kts.run") is not None:
+        if summary is None or summary_of(snapshot, "kts.run") is not None:
             continue
         if summary.operation.value in ("delete", "overwrite"):
-            files = _summary(snapshot, "deleted-data-files") or "some"
+            files = summary_of(snapshot, "deleted-data-files") or "some"
             return (
                 f"snapshot {snapshot.snapshot_id} of the table ({summary.operation.value}, by"
                 f" another writer) removed {files} files"
@@ -694,7 +702,7 @@ def _removal_of(table: Table) -> str | None:
     return None
 
 
-def _ancestors(table: Table, current: Snapshot | None) -> Iterator[Snapshot]:
+def ancestors(table: Table, current: Snapshot | None) -> Iterator[Snapshot]:
     """Yields a snapshot and its ancestors that have not expired, newest first."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
     while current is not None:
@@ -723,7 +731,18 @@ def _table_id(metadata: bytes) -> str | None:
     return str(fields["table-uuid"]) if fields.get("snapshots") else None
 
 
-def _summary(snapshot: Snapshot, name: str) -> str | None:
+def commit_summary(commit: Commit, own: str) -> dict[str, str]:
+    """Returns the properties that the summary of a commit's snapshot has. `own` is the prefix of
+    names of this export.
+    """
+    summary = {"kts.run": commit.run_id, "kts.commit": commit.commit_id}
+    if 0 < len(commit.advances) <= _MAX_RANGES:
+        summary[f"{own}ranges"] = "; ".join(map(str, commit.advances))
+    return summary
+
+
+def summary_of(snapshot: Snapshot, name: str) -> str | None:
+    """Returns a property of a snapshot's summary."""
     summary = snapshot.summary
     value: str | None = None if summary is None else summary.additional_properties.get(name)
     return value

@@ -35,7 +35,6 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
-from kts_source.store.azure_url import AZURE_SCHEMES, filesystem_arguments
 from kts_source.store.local_store import LocalStore, local_root
 from kts_source.store.object_store import ObjectStore, check_key
 from kts_source.store.obstore_stores import (
@@ -49,6 +48,7 @@ from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.range_reader import FsspecOnlyError, RangeError
 from kts_source.store.request_policy import TransientError
 from kts_source.store.s3_store import S3Store
+from kts_source.store.storage_options import AZURE_SCHEMES, filesystem_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

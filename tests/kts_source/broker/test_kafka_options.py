@@ -16,10 +16,10 @@ from kts_source.broker.kafka_table import (
     REFUSED,
     SECURITY_OPTIONS,
     WITHOUT_EFFECT,
-    kafka_tables,
 )
 from kts_source.broker.settings import BrokerSettings, Security
 from kts_source.errors import InvalidOptionError, MissingExtraError
+from tools.update_docs import kafka_tables
 
 SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -180,6 +181,23 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
     assert json.loads(out) == {"epochs": ends}
     again = run(capsys, "cat", "--subscribe", "epochs", "--starting-offsets", out.strip())
     assert again[:2] == (0, "")
+
+
+def test_export_ended_by_sigterm_prints_a_line_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from kts_source.cli import export_command, main\n"
+        "export_command._run = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"sys.argv[1:] = {['export', str(TIER), 'txn', str(tmp_path / 'lake'), *WHERE[2:]]!r}\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr == (
+        "kts: terminated: commits are kept, and the same command continues after them\n"
+    )
 
 
 def test_export_command_supports_commit_bytes_and_compact(

@@ -22,8 +22,8 @@ from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
 from kts_source.errors import (
-    CommitConflictError,
     ExportError,
+    FingerprintError,
     InvalidOptionError,
     StoreNotFoundError,
     StoreUnavailableError,
@@ -216,9 +216,9 @@ def test_follow_ends_at_permanent_error(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "parquet")
     driven = Driven()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with pytest.raises(CommitConflictError):
-        driven.run(lake, tier.options(), Failing([None, CommitConflictError("another")]))
-    assert driven.outcomes == ["done", "CommitConflictError"]
+    with pytest.raises(FingerprintError):
+        driven.run(lake, tier.options(), Failing([None, FingerprintError("another")]))
+    assert driven.outcomes == ["done", "FingerprintError"]
     assert driven.pauses == []
     assert table_offsets(lake) == list(range(10))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -50,7 +50,7 @@ def test_export_writes_log_lines_about_start_commits_and_end(
     caplog.clear()
     second = lake.export(source())
     assert second.run_id != first.run_id
-    assert "resumes after offset 1000" in lines_of(caplog)[1]
+    assert "resumes at offset 1000" in lines_of(caplog)[1]
 
 
 def test_commit_lines_name_the_versions_of_the_table(

@@ -166,10 +166,16 @@ def test_table_by_name_without_spark_is_refused() -> None:
     assert export_settings("shop.orders", writer="spark").table_format == "delta"
 
 
-@pytest.mark.parametrize("table_format", ["parquet", "iceberg"])
-def test_writer_spark_is_refused_for_other_formats(table_format: str) -> None:
-    with pytest.raises(InvalidOptionError, match="writes Delta tables only"):
-        export_settings("shop.orders", writer="spark", table_format=table_format)
+def test_writer_spark_is_refused_for_parquet() -> None:
+    with pytest.raises(InvalidOptionError, match="writes Delta and Iceberg tables"):
+        export_settings("shop.orders", writer="spark", table_format="parquet")
+
+
+def test_catalog_is_refused_with_writer_spark() -> None:
+    arguments: dict[str, Any] = {"writer": "spark", "table_format": "iceberg"}
+    assert export_settings("lake.shop.orders", **arguments).table_format == "iceberg"
+    with pytest.raises(InvalidOptionError, match="remove catalog"):
+        export_settings("lake.shop.orders", catalog={"type": "sql"}, **arguments)
 
 
 def test_export_job_contains_no_catalog_credentials() -> None:

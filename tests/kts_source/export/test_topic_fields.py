@@ -167,7 +167,7 @@ def test_dry_run_claims_nothing_about_values_that_it_did_not_read(
 ) -> None:
     chooser = random.Random(seed)
     reads_all = chooser.random() < 0.5
-    monkeypatch.setattr("kts_source.export.dry_run._SAMPLE_ROWS", 10_000 if reads_all else 1)
+    monkeypatch.setattr("kts_source.export.report._SAMPLE_ROWS", 10_000 if reads_all else 1)
     values: list[Any] = [{"ping": n} for n in range(chooser.randint(40, 80))]
     has_order = not reads_all and chooser.random() < 0.6
     if has_order:

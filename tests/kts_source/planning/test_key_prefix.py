@@ -97,6 +97,23 @@ def test_unknown_topic_error_proposes_prefix_only_if_a_topic_exists_under_it(
         kts_source.plan({**options, "subscribe": "orders,missing"})
 
 
+def test_lost_topic_is_skipped_only_without_fail_on_data_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "tiered/", segments=2)
+    options = {"path": str(tmp_path), "keyPrefix": "tiered/"}
+    both = {**options, "subscribe": "orders,expired"}
+    with pytest.raises(TopicNotFoundError, match=r"no topic 'expired'.*set failOnDataLoss=false"):
+        kts_source.plan(both)
+    assert not caplog.records
+    plan = kts_source.plan({**both, "failOnDataLoss": "false"})
+    assert {partition.topic for partition in plan.partitions} == {"orders"}
+    assert "no topic 'expired'" in caplog.text
+    with pytest.raises(TopicNotFoundError, match="no topic 'expired'") as error:
+        kts_source.plan({**options, "subscribe": "expired", "failOnDataLoss": "false"})
+    assert "failOnDataLoss" not in str(error.value)
+
+
 def test_error_about_empty_store_proposes_no_prefix(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError) as error:
         kts_source.plan({"path": str(tmp_path), "subscribe": "orders"})

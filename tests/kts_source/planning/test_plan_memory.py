@@ -10,10 +10,13 @@ from kts_source.cache.caches import Caches, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.segment_catalog import ListedPartition
 from kts_source.tier import Tier
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 PARTITIONS, SEGMENTS = 2, 200
 MAX_BYTES = 3000
@@ -41,3 +44,19 @@ def test_plan_keeps_at_most_3000_bytes_for_each_segment(tmp_path: Path) -> None:
     plan_scan(options, Tier(SimulatedTier(1, 2, latency_seconds=0)))  # imports modules
     cold, warm = bytes_per_segment(caches), bytes_per_segment(caches)
     assert max(cold, warm) < MAX_BYTES
+
+
+def test_plan_releases_listing_of_each_planned_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[tuple[int, int]] = []
+    save = ListedPartition.save
+
+    def saving(self: ListedPartition, *, releases: bool = False) -> None:
+        before = len(self.entries)
+        save(self, releases=releases)
+        listed.append((before, len(self.entries)))
+
+    monkeypatch.setattr(ListedPartition, "save", saving)
+    tier = SimulatedTier(PARTITIONS, 2, latency_seconds=0)
+    plan = plan_scan(parse_options({"path": "/", "subscribe": TOPIC}), Tier(tier))
+    assert len(plan.partitions) == PARTITIONS
+    assert listed == [(2, 0)] * PARTITIONS

@@ -28,7 +28,12 @@ from tests.kts_source.broker.fake_node import FETCH, Fault
 from tests.kts_source.planning.memory_store import MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.options import ScanOptions
     from segment_format.testing import BuiltLog
+
+FETCH_BYTES = "kafka.max.partition.fetch.bytes"
 
 
 def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
@@ -38,6 +43,34 @@ def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
             for _ in range(batches_per_append):
                 builder.append([SimpleRecord(b"%d" % number)] * 2)
     return builder.build()
+
+
+def _stored(log: BuiltLog) -> tuple[str, dict[str, bytes]]:
+    """Returns the topic id and the objects of a tier with the only segment of a log."""
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    (files,) = log.segments
+    writer.write_segment(files)
+    return writer.topic_id, store
+
+
+def _broken(store: Mapping[str, bytes]) -> Tier:
+    """Returns a tier whose `.log` objects are empty."""
+    objects = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+    return Tier(MemoryStore(objects))
+
+
+def _options(cluster: FakeCluster, **more: str) -> ScanOptions:
+    return parse_options(
+        {
+            "path": "/",
+            "layout": "local-tiered-storage",
+            "subscribe": "t",
+            "kafka.bootstrap.servers": cluster.bootstrap,
+            "targetPartitionBytes": "600",
+            **more,
+        }
+    )
 
 
 @pytest.mark.parametrize("log_start", [0, 1, 3, 11])
@@ -51,36 +84,25 @@ def test_rows_of_slices_with_unreadable_log_are_read_from_brokers(
     # reported data loss if the log start was inside the segment but below the slice.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
-    store: dict[str, bytes] = {}
-    writer = LocalTierWriter(store, topic="t", partition=0)
-    (files,) = log.segments
-    writer.write_segment(files)
+    topic_id, store = _stored(log)
     # The brokers also have records after the segment, so their responses can continue past its end.
     longer = _log(batches_per_append, appends=15)
     end = log.end_offset()
     with FakeCluster() as cluster:
         served = FakePartition(fake_log(longer, log_start=log_start))
-        cluster.create("t", [served], uuid_from_text(writer.topic_id))
-        options = parse_options(
-            {
-                "path": "/",
-                "layout": "local-tiered-storage",
-                "subscribe": "t",
-                "kafka.bootstrap.servers": cluster.bootstrap,
-                "kafka.max.partition.fetch.bytes": "700",
-                "targetPartitionBytes": "600",
-                "endingOffsets": json.dumps({"t": {"0": end}}),
-            }
+        cluster.create("t", [served], uuid_from_text(topic_id))
+        options = _options(
+            cluster, **{FETCH_BYTES: "700", "endingOffsets": json.dumps({"t": {"0": end}})}
         )
         tier = Tier(MemoryStore(store))
         plan = plan_scan(options, tier)
         slices = [task_slice for task in plan.tasks for task_slice in task.slices]
         assert len(slices) > 1
-        broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+        broken = _broken(store)
         offsets_read: list[int] = []
         fallbacks = 0
         for number, task in enumerate(plan.tasks):
-            source_options = tier if number != lost % len(plan.tasks) else Tier(MemoryStore(broken))
+            source_options = tier if number != lost % len(plan.tasks) else broken
             meter = TaskMeter(task, source_options, TaskPlace())
             settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
             reader = SegmentSource(source_options, options.key_ring)
@@ -98,35 +120,22 @@ def test_fallback_to_brokers_skips_offsets_deleted_after_planning(
 ) -> None:
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
-    store: dict[str, bytes] = {}
-    writer = LocalTierWriter(store, topic="t", partition=0)
-    (files,) = log.segments
-    writer.write_segment(files)
+    topic_id, store = _stored(log)
     moved = min(moved, log.end_offset())
     offsets_read: list[int] = []
     lost: set[int] = set()
     with FakeCluster() as cluster:
         served = FakePartition(fake_log(log))
-        cluster.create("t", [served], uuid_from_text(writer.topic_id))
-        options = parse_options(
-            {
-                "path": "/",
-                "layout": "local-tiered-storage",
-                "subscribe": "t",
-                "kafka.bootstrap.servers": cluster.bootstrap,
-                "kafka.max.partition.fetch.bytes": "700",
-                "targetPartitionBytes": "600",
-                "failOnDataLoss": "false",
-            }
-        )
+        cluster.create("t", [served], uuid_from_text(topic_id))
+        options = _options(cluster, **{FETCH_BYTES: "700", "failOnDataLoss": "false"})
         plan = plan_scan(options, Tier(MemoryStore(store)))
         served.log = with_log_start(served.log, moved)
-        broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+        broken = _broken(store)
         settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
         strict = dataclasses.replace(settings, fail_on_data_loss=True)
         for task in plan.tasks:
-            meter = TaskMeter(task, Tier(MemoryStore(broken)), TaskPlace())
-            reader = SegmentSource(Tier(MemoryStore(broken)), options.key_ring)
+            meter = TaskMeter(task, broken, TaskPlace())
+            reader = SegmentSource(broken, options.key_ring)
             offsets: list[int] = []
             for batch in read_task(task, reader, settings, meter=meter):
                 offsets += pa.Table.from_batches([batch])["offset"].to_pylist()
@@ -150,25 +159,14 @@ def test_fallback_to_brokers_loses_no_row_if_the_log_start_moves(
     choice = random.Random(seed)
     log = _log(choice.choice([1, 5]))
     end = log.end_offset()
-    store: dict[str, bytes] = {}
-    writer = LocalTierWriter(store, topic="t", partition=0)
-    (files,) = log.segments
-    writer.write_segment(files)
+    topic_id, store = _stored(log)
     offsets_read: list[int] = []
     lost: set[int] = set()
     with FakeCluster() as cluster:
         served = FakePartition(fake_log(log))
-        cluster.create("t", [served], uuid_from_text(writer.topic_id))
-        options = parse_options(
-            {
-                "path": "/",
-                "layout": "local-tiered-storage",
-                "subscribe": "t",
-                "kafka.bootstrap.servers": cluster.bootstrap,
-                "kafka.max.partition.fetch.bytes": choice.choice(["100", "700"]),
-                "targetPartitionBytes": "600",
-                "failOnDataLoss": "false",
-            }
+        cluster.create("t", [served], uuid_from_text(topic_id))
+        options = _options(
+            cluster, **{FETCH_BYTES: choice.choice(["100", "700"]), "failOnDataLoss": "false"}
         )
         plan = plan_scan(options, Tier(MemoryStore(store)))
         moves = sorted(choice.randrange(end) for _ in range(choice.randint(1, 8)))
@@ -180,11 +178,11 @@ def test_fallback_to_brokers_loses_no_row_if_the_log_start_moves(
         between = [[Fault()] * choice.randint(0, 6) for _ in moves]
         for fault, quiet in zip(faults, between, strict=True):
             cluster.fail(FETCH, *quiet, fault)
-        broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+        broken = _broken(store)
         settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
         for task in plan.tasks:
-            meter = TaskMeter(task, Tier(MemoryStore(broken)), TaskPlace())
-            reader = SegmentSource(Tier(MemoryStore(broken)), options.key_ring)
+            meter = TaskMeter(task, broken, TaskPlace())
+            reader = SegmentSource(broken, options.key_ring)
             for batch in read_task(task, reader, settings, meter=meter):
                 offsets_read += pa.Table.from_batches([batch])["offset"].to_pylist()
             for span in meter.finished("read").lost_ranges:
@@ -197,30 +195,18 @@ def test_fallback_to_brokers_loses_no_row_if_the_log_start_moves(
 def test_fallback_to_brokers_stops_after_three_equal_failures_in_one_scan() -> None:
     # Each scan has its own count of failures. With a shared count, two scans in one process would
     # reset the count for each other and read everything from the brokers.
-    store: dict[str, bytes] = {}
-    writer = LocalTierWriter(store, topic="t", partition=0)
     log = _log(1, appends=40)
-    (files,) = log.segments
-    writer.write_segment(files)
-    broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+    topic_id, store = _stored(log)
     with FakeCluster() as cluster:
-        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(writer.topic_id))
-        options = parse_options(
-            {
-                "path": "/",
-                "layout": "local-tiered-storage",
-                "subscribe": "t",
-                "kafka.bootstrap.servers": cluster.bootstrap,
-                "targetPartitionBytes": "300",
-            }
-        )
+        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(topic_id))
+        options = _options(cluster, targetPartitionBytes="300")
         plan = plan_scan(options, Tier(MemoryStore(store)))
         assert len(plan.tasks) > 4
         settings = ReadSettings.of(options)
         failed = []
         for task in plan.tasks[:5]:
             for location in (TaskPlace("one", 7), TaskPlace("other", 7), TaskPlace("one", 8)):
-                tier = Tier(MemoryStore(broken))
+                tier = _broken(store)
                 meter = TaskMeter(task, tier, location)
                 reader = SegmentSource(tier, options.key_ring)
                 try:
@@ -233,22 +219,11 @@ def test_fallback_to_brokers_stops_after_three_equal_failures_in_one_scan() -> N
 
 def test_slices_and_broker_ranges_of_a_task_have_the_same_columns() -> None:
     # The fallback needs the offsets of slices, but must not add an offset column to broker ranges.
-    store: dict[str, bytes] = {}
-    writer = LocalTierWriter(store, topic="t", partition=0)
     log = _log(1)
-    (files,) = log.segments
-    writer.write_segment(files)
+    topic_id, store = _stored(log)
     with FakeCluster() as cluster:
-        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(writer.topic_id))
-        options = parse_options(
-            {
-                "path": "/",
-                "layout": "local-tiered-storage",
-                "subscribe": "t",
-                "kafka.bootstrap.servers": cluster.bootstrap,
-                "columns": "value",
-            }
-        )
+        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(topic_id))
+        options = _options(cluster, columns="value", targetPartitionBytes="1000000")
         tier = Tier(MemoryStore(store))
         (task,) = plan_scan(options, tier).tasks
         (task_slice,) = task.slices

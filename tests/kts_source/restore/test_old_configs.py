@@ -9,8 +9,7 @@ import pytest
 
 from kts_source.cli.app import main
 from kts_source.errors import BrokerError, CorruptSegmentError, InvalidOptionError
-from kts_source.restore.committing import commit_restore
-from kts_source.restore.old_configs import METADATA_LOG, old_configs
+from kts_source.restore.committing import METADATA_LOG, commit_restore, old_configs
 from kts_source.restore.restore_plan import read_plan
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing import LogBuilder, SimpleRecord

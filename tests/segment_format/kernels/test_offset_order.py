@@ -44,6 +44,7 @@ def test_flipped_base_offset_bit_does_not_change_rows(start: int, stop: int, cut
     expected = list(range(start, stop))
     assert offsets_of(data, start, stop, cut) == expected
     refused: list[tuple[int, int | None]] = []
+    named_offsets: list[int] = []
     entries = list(iter_entries(data))
     for number, entry in enumerate(entries):
         for bit in range(64):
@@ -53,11 +54,13 @@ def test_flipped_base_offset_bit_does_not_change_rows(start: int, stop: int, cut
                 assert offsets_of(bytes(changed), start, stop, cut) == expected
             except SegmentFormatError as error:
                 refused.append((number, error.position))
+                named_offsets.append(-1 if error.offset is None else error.offset)
     # The error names the changed entry or the next one.
     assert all(
         position in [entry.position for entry in entries[number : number + 2]]
         for number, position in refused
     )
+    assert all(FIRST <= offset <= STOP for offset in named_offsets)
     needed = [entry for entry in entries if entry.offset < stop]
     assert len(refused) >= 64 * len(needed)
 
