@@ -239,13 +239,7 @@ def export(
             target, exports, workers, with_spark=with_spark, as_json=as_json, prometheus=prometheus
         )
     if prometheus is not None:
-        try:
-            write_atomically(prometheus, report.to_prometheus())
-        except InvalidOptionError as error:
-            raise InvalidOptionError(
-                f"the export succeeded, so the table is up to date, but not its metrics: {error},"
-                " or correct this and run again to write the metrics"
-            ) from None
+        _write_metrics(prometheus, report.to_prometheus())
     if png is not None:
         report.save_png(png)
 
@@ -283,6 +277,17 @@ def _termination_line() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _write_metrics(prometheus: str, text: str) -> None:
+    """Writes the metrics of a run that succeeded."""
+    try:
+        write_atomically(prometheus, text)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(
+            f"the export succeeded, so the table is up to date, but not its metrics: {error}, or"
+            " correct this and run again to write the metrics"
+        ) from None
 
 
 def _try_write(prometheus: str, text: str) -> None:

@@ -74,7 +74,7 @@ from kts_source.export.row_schema import (
     typed_columns,
     unite_schemas,
 )
-from kts_source.export.settings import ADD, ADD_FIELDS, FAIL
+from kts_source.export.settings import ADD, ADD_FIELDS, FAIL, SPARK
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
@@ -559,7 +559,7 @@ class _Run:
             list_dead_letters(self.settings, letters),
             () if job.columns is None else typed_columns(self.options),
             replayed,
-            len(letters),
+            0 if self.settings.writer == SPARK else len(letters),  # no replay
             kept,
         )
         try:

@@ -168,7 +168,7 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
             }
         )
         writer = rows.writeTo(f"{self._name}.`branch_{branch}`")
-        for name, text in commit_summary(commit, f"{self._own}ranges").items():
+        for name, text in commit_summary(commit, self._own).items():
             writer = writer.option(f"snapshot-property.{name}", text)
         writer.append()
         end = self._open()
@@ -202,5 +202,7 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
     def _has_commit(self, before: Table | None, after: Table, commit: Commit) -> bool:
         del before
         # Branches may have snapshots of earlier attempts.
-        line = ancestors(after, after.current_snapshot())
-        return any(summary_of(each, "kts.commit") == commit.commit_id for each in line)
+        return any(
+            summary_of(each, "kts.commit") == commit.commit_id
+            for each in ancestors(after, after.current_snapshot())
+        )

@@ -88,8 +88,6 @@ _NO_RETRIES: Final = "commit.retry.num-retries"
 _RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+):(?P<epoch>\d*)")
 _OFFSETS: Final = re.compile(r"kts\.(?P<export_id>[^.]+)\.(?P<topic_id>.+)\.(?P<partition>\d+)")
 """Name of a property with the offsets of a partition."""
-_LOCAL: Final = re.compile("^file:/(?!/)")
-"""Begin of the paths of local files that Spark has written."""
 _CLOCK_SKEW_MS: Final = 60_000
 _MAX_METADATA_BYTES: Final = 256 << 20
 
@@ -339,7 +337,7 @@ class IcebergExportTable(ExportTable):
         location = f"{snapshot.location().rstrip('/')}/"
         files = []
         for task in snapshot.scan().plan_files():
-            path = _LOCAL.sub("file:///", task.file.file_path)
+            path = task.file.file_path
             if task.delete_files:
                 raise ExportError(
                     "the table has delete files, which hide rows of its data files: rewrite the"
@@ -507,7 +505,7 @@ class IcebergExportTable(ExportTable):
             if commit.base is not None and table.current_snapshot() is not None:
                 transaction.delete(AlwaysTrue())
             paths = [f"{location}/{file.key}" for file in commit.files]
-            summary = commit_summary(commit, f"{self._own}ranges")
+            summary = commit_summary(commit, self._own)
             add_files(table, transaction, paths, summary)
 
     def _new_properties(
@@ -733,13 +731,13 @@ def _table_id(metadata: bytes) -> str | None:
     return str(fields["table-uuid"]) if fields.get("snapshots") else None
 
 
-def commit_summary(commit: Commit, name: str) -> dict[str, str]:
-    """Returns the properties that the summary of a commit's snapshot has. The offsets of the commit
-    are under `name`.
+def commit_summary(commit: Commit, own: str) -> dict[str, str]:
+    """Returns the properties that the summary of a commit's snapshot has. `own` is the prefix of
+    names of this export.
     """
     summary = {"kts.run": commit.run_id, "kts.commit": commit.commit_id}
     if 0 < len(commit.advances) <= _MAX_RANGES:
-        summary[name] = "; ".join(map(str, commit.advances))
+        summary[f"{own}ranges"] = "; ".join(map(str, commit.advances))
     return summary
 
 
