@@ -210,6 +210,11 @@ class Admin:
         """
         self._alter(ConfigResource(ConfigResource.Type.TOPIC, topic), settings, node)
 
+    def topic_config(self, topic: str, name: str) -> str:
+        """Returns the value of a setting of a topic."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        return str(self.client().describe_configs([resource])[resource].result(60)[name].value)
+
     def alter_brokers(self, **settings: str) -> None:
         """Changes dynamic settings of all brokers. Names contain `_` instead of `.`."""
         # Kafka accepts an empty broker name for all brokers, but librdkafka rejects it.
