@@ -214,25 +214,40 @@ def commit_restore(
     journal = Journal(plan_path, plan)
     if not journal.has("committing"):
         journal.add("committing")
+    report += _hand_over(plan, target, highest, offsets, old, configs)
+    journal.add("committed")
+    return report
+
+
+def _hand_over(
+    plan: RestorePlan,
+    target: Mapping[str, str],
+    max_producer_id: int,
+    offsets: Mapping[str, Mapping[tuple[str, int], int]],
+    old: Mapping[str, Mapping[str, str]],
+    configs: Mapping[str, str],
+) -> list[str]:
+    """Changes the new cluster. Returns the changes."""
     with closing(Cluster(target_settings(target))) as cluster:
         cluster.topics(plan.target_ids)
         for node in cluster.nodes:
-            raise_producer_ids(cluster, node, highest)
-        report.append(f"producer ids up to {highest} are not assigned again")
+            raise_producer_ids(cluster, node, max_producer_id)
+        report = [f"producer ids up to {max_producer_id} are not assigned again"]
         for group, committed in sorted(offsets.items()):
             commit_offsets(cluster, group, committed)
             report.append(f"group {group}: {len(committed)} offsets committed")
         known, lines = known_configs(cluster, plan, old, configs)
         wanted = {topic: {**known.get(topic, {}), **configs} for topic in sorted(plan.target_ids)}
         set_configs(cluster, wanted)
-        report += lines
-        report += [
+    return [
+        *report,
+        *lines,
+        *(
             f"{topic}: configurations set: {', '.join(sorted(values))}"
             for topic, values in wanted.items()
             if values
-        ]
-    journal.add("committed")
-    return report
+        ),
+    ]
 
 
 def _tier_report(plan: RestorePlan, source: Mapping[str, str] | None) -> list[str]:

@@ -27,7 +27,7 @@ from kts_source.texts import some
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.options import ScanOptions
     from kts_source.planning.lineage import PartitionLog, SegmentRange
@@ -276,12 +276,10 @@ def plan_restore(
         pair = each.topic, each.partition
         wanted = resume.get(each.topic, {}).get(each.partition, 0)
         target_topic = names.get(each.topic, each.topic)
-        partition = _partition(each, target_topic, wanted, cuts.get(pair), starts.get(pair))
-        partitions.append(partition)
-        refusals += _refusals(partition, undecided)
+        partitions.append(_partition(each, target_topic, wanted, cuts.get(pair), starts.get(pair)))
+        refusals += _refusals(partitions[-1], undecided)
     found = describe_target(settings, partitions, zero_copy=zero_copy)
-    if not (refusals or found.refusals):
-        refusals += _changes(partitions, parsed)
+    refusals += found.refusals or _changes(partitions, parsed, refusals)
     return RestorePlan(
         plan_id=secrets.token_hex(8),
         source=",".join((parsed.path, *parsed.disk_paths)),
@@ -291,13 +289,19 @@ def plan_restore(
         undecided=undecided,
         zero_copy=zero_copy,
         partitions=tuple(partitions),
-        refusals=(*refusals, *found.refusals),
+        refusals=tuple(refusals),
         notes=(*scan.notes, *found.notes, *experimental),
     )
 
 
-def _changes(partitions: Iterable[PartitionRestore], options: ScanOptions) -> list[str]:
-    """Returns a refusal if the tier changed since these partitions were planned."""
+def _changes(
+    partitions: Iterable[PartitionRestore], options: ScanOptions, refusals: Sequence[str]
+) -> list[str]:
+    """Returns a refusal if the tier changed since these partitions were planned. Plans the tier
+    again only if there are no other refusals.
+    """
+    if refusals:
+        return []
     try:
         plan_unchanged_tier(partitions, options)
     except ObjectChangedError as error:

@@ -157,7 +157,8 @@ def test_commit_after_old_cluster_wrote_to_the_tier_changes_nothing(
     uploaded = old_writer.write_segment(_later_segment(plan.partitions[0].stop))
     with pytest.raises(ObjectChangedError, match="perhaps because the old cluster still runs"):
         commit_restore(str(restored.plan_file), restored.target, **more)
-    assert restored.brokers.committed == restored.brokers.producer_ids == {}
+    assert restored.brokers.committed == {}
+    assert restored.brokers.producer_ids == {}
     assert restored.brokers.configs["retention.ms"] == "-1"
     assert status_restore(str(restored.plan_file))[-1].startswith("next: move the partitions")
     for key in uploaded.keys:

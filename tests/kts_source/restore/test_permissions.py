@@ -82,7 +82,8 @@ def test_commit_without_permissions_changes_nothing(restored: NewCluster) -> Non
         assert _command(restored, flags) in str(caught.value)
     assert "readers" not in str(caught.value)
     assert journal.read_text() == before
-    assert restored.brokers.committed == restored.brokers.producer_ids == {}
+    assert restored.brokers.committed == {}
+    assert restored.brokers.producer_ids == {}
     assert restored.brokers.configs["retention.ms"] == "-1"
     restored.brokers.denied = {}
     _commit(restored, groups)
