@@ -10,30 +10,31 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
 
+from kts_source.errors import InvalidOptionError
 from kts_source.restore.committing import commit_restore, status_restore, verify_restore
 from kts_source.restore.restore_plan import plan_restore
 from kts_source.restore.writing import write_restore
 from tests.integration.admin import wait_until
 from tests.integration.broker import Broker, running_broker
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
-from tests.integration.kafka_jars import NEWEST_KAFKA, OLDEST_KAFKA
+from tests.integration.kafka_jars import KAFKA_VERSION, NEWEST_KAFKA, OLDEST_KAFKA
+from tests.integration.killed_runs import KilledRuns
 from tests.integration.served_rows import Row, consume_until
 from tests.needs import needs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kts_source.restore.restore_plan import RestorePlan
     from tests.integration.broker import PartitionOffsets
+    from tests.integration.nodes import Node
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -260,11 +261,15 @@ def _check_compacts(broker: Broker, old: OldCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "zero_copy"),
-    [(OLDEST_KAFKA, False), (NEWEST_KAFKA, True)],
+    ("version", "zero_copy", "with_disks"),
+    [
+        (OLDEST_KAFKA, False, True),
+        (KAFKA_VERSION, True, True),
+        (NEWEST_KAFKA, True, False),
+    ],
 )
 def test_restored_topics_serve_the_rows_of_the_lost_cluster(
-    version: str, zero_copy: bool, old: OldCluster, tmp_path: Path
+    version: str, zero_copy: bool, with_disks: bool, old: OldCluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "new"
     tier = shutil.copytree(old.tier, tmp_path / "old-tier")
@@ -274,27 +279,31 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
     objects = _objects(tier)
     source = {"path": str(tier), "layout": "local-tiered-storage", "subscribe": "orders,moves"}
     plan_file = tmp_path / "plan.json"
-    more = [] if zero_copy else _disk_restores(old, tier, tmp_path)
-    moved = [_new(pair) for pair in PAIRS] + [pair for each in more for pair in each.targets]
+    more = _disk_restores(old, tier, tmp_path) if with_disks else []
+    on_disk = [pair for each in more for pair in each.targets]
+    moved = [_new(pair) for pair in PAIRS] + on_disk
     settings = {**BUSY, "log.cleaner.backoff.ms": "300"}
     spec = ClusterSpec(replicas=2, version=version, settings=settings)
     with Cluster(folder, spec) as cluster:
         node, other = cluster.nodes[SEED], cluster.nodes[OTHER]
         others = {"kafka.bootstrap.servers": other.bootstrap}
-        ready = {**READY, "remote_storage_enable": str(zero_copy).lower()}
         for name, count in Counter(topic for topic, _ in moved).items():
+            is_tiered = zero_copy and (name, 0) not in on_disk
+            ready = {**READY, "remote_storage_enable": str(is_tiered).lower()}
             cluster.admin.create_topic(name, count, replicas=(SEED,), **ready)
         plan = _accepted_plan(cluster, source, SEED, zero_copy=zero_copy)
         plan_file.write_text(plan.to_json())
         target = {"kafka.bootstrap.servers": node.bootstrap}
         for each in more:
             each.plan(target)
-        with pytest.raises(Exception, match="stop its broker first"):
+        with pytest.raises(InvalidOptionError, match="stop its broker first"):
             write_restore(str(plan_file), source, str(node.logs), target=others)
         node.stop()
-        write_restore(str(plan_file), source, str(node.logs), target=others)
-        for each in more:
+        for each in more:  # zero copy adds topic ids to the tier
             each.write(node.logs)
+        with KilledRuns() as runs:
+            _write_with_kills(runs, plan_file, source, node, target=others)
+            assert runs.kills == 18 + 2 * zero_copy
         cluster.start_node(SEED)
         assert verify_restore(str(plan_file), target) == []
         assert "verified" in status_restore(str(plan_file))[-2]
@@ -311,11 +320,11 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
         for each in more:
             _check_disk_rows(new, old, each)  # before the commit, which may start a compaction
             each.commit(others)
+        if more:
+            _check_compacts(new, old)
         if zero_copy:
             _check_serves_old_objects(new, plan)
             _check_rows(new, old)
-        else:
-            _check_compacts(new, old)
         _check_continues(new, old.ends)
         if zero_copy:
             _check_deletes_links(cluster, new, plan)
@@ -329,78 +338,144 @@ def test_restore_to_three_brokers_survives_kills_of_tool_and_brokers(
     shutil.copytree(old.tier, tier)
     objects = _contents(tier)
     source = {"path": str(tier), "layout": "local-tiered-storage", "subscribe": "orders,moves"}
-    plan_file = str(tmp_path / "plan.json")
-    spec = ClusterSpec(replicas=3, settings={"broker.session.timeout.ms": "9000"})
-    with Cluster(tmp_path / "new", spec) as cluster:
+    plan_file = tmp_path / "plan.json"
+    small_fetches = {"replica.fetch.max.bytes": "20000"}
+    settings = {"broker.session.timeout.ms": "9000", **small_fetches}
+    spec = ClusterSpec(replicas=3, settings=settings)
+    moved = [_new(pair) for pair in PAIRS]
+    with Cluster(tmp_path / "new", spec) as cluster, KilledRuns() as runs:
         seed = cluster.nodes[LAST_SEED]
         target = {"kafka.bootstrap.servers": cluster.bootstrap}
         for name, count in ((NEW_NAME, 2), ("moves", 1)):
             ready = {**READY, "remote_storage_enable": "false"}
             cluster.admin.create_topic(name, count, replicas=(LAST_SEED,), **ready)
-        plan = _accepted_plan(cluster, source, LAST_SEED)
-        Path(plan_file).write_text(plan.to_json())
+        plan_file.write_text(_accepted_plan(cluster, source, LAST_SEED).to_json())
         seed.kill()
-        kills = 0
-        while _is_killed(1, "writing.write_restore", plan_file, source, str(seed.logs)):
-            kills += 1
-            assert "do not start broker" in status_restore(plan_file)[-1] or kills == 9
-        assert kills == 9  # begin, two steps of each partition, written, checked
+        _write_with_kills(runs, plan_file, source, seed)
+        assert runs.kills == 18
         cluster.start_node(LAST_SEED)
-        assert _is_killed(1, "committing.verify_restore", plan_file, target)
-        cluster.restart_node(LAST_SEED, is_clean=False)
-        assert verify_restore(plan_file, target) == []
-        moved = [_new(pair) for pair in PAIRS]
-        _move(cluster, tmp_path, FINAL, moved)
-        cluster.restart_node(OTHER, is_clean=False)
-        _wait_in_sync(cluster, FINAL, moved)
+        for step, state in ((1, f"next: start broker {LAST_SEED}, "), (2, "next: move the parti")):
+            assert runs.is_killed(step, (ADD,), "committing.verify_restore", str(plan_file), target)
+            assert status_restore(str(plan_file))[-1].startswith(state)
+        _kill_and_start(cluster, LAST_SEED, FINAL[2])
+        assert verify_restore(str(plan_file), target) == []
+        _move_with_kills(cluster, tmp_path, moved)
         seed.stop()
         for leader in FINAL:
             _lead(cluster, leader, tmp_path)
-            assert verify_restore(plan_file, target) == []
-        groups = {"continues": {"orders": {0: old.ends["orders", 0] - 5}}}
-        configs = {"retention.bytes": "1000000000"}
-        wanted: dict[str, Any] = {"configs": configs, "groups": groups}
-        wanted["metadata_log"] = str(old.disk)
-        for step in (1, 2):
-            assert _is_killed(step, "committing.commit_restore", plan_file, target, **wanted)
-        report = commit_restore(plan_file, target, **wanted)
-        (line,) = (line for line in report if line.startswith(f"{NEW_NAME}: configurations set"))
-        assert {"local.retention.bytes", "remote.storage.enable", "retention.bytes"} <= set(
-            line.split(": ")[2].split(", ")
-        )
+            assert verify_restore(str(plan_file), target) == []
+        _commit_with_kills(runs, cluster, old, plan_file, target)
+        assert runs.kills > 30
         new = _broker(cluster)
         _check_rows(new, old)
         _check_continues(new, old.ends)
     assert _contents(tier) == objects
 
 
-_KILLED = """
-import ast, importlib, os, signal, sys
-from kts_source.restore.journal import Journal
-
-step, function, arguments, more = ast.literal_eval(sys.argv[1])
-add, steps = Journal.add, []
-
-def killed(*args, **facts):
-    steps.append(add(*args, **facts))
-    if len(steps) == step:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return steps[-1]
-
-Journal.add = killed
-module, name = function.split(".")
-getattr(importlib.import_module("kts_source.restore." + module), name)(*arguments, **more)
-"""
+ADD = "journal.Journal.add"
+"""Kills before and after this function occur between a step and its line in the journal, and after
+the line."""
 
 
-def _is_killed(step: int, function: str, *arguments: object, **more: object) -> bool:
-    """Runs a function of `kts_source.restore` in a process that is killed after it has recorded
-    this many steps. Returns whether the function got that far.
+def _write_with_kills(
+    runs: KilledRuns,
+    plan_file: Path,
+    source: dict[str, str],
+    seed: Node,
+    **more: Any,  # noqa: ANN401
+) -> None:
+    """Kills the write before and after each line of the journal. Checks the status after each
+    kill.
     """
-    call = repr((step, function, arguments, more))
-    run = subprocess.run([sys.executable, "-c", _KILLED, call], check=False, timeout=120)
-    assert run.returncode in (0, -signal.SIGKILL)
-    return run.returncode != 0
+    arguments = str(plan_file), source, str(seed.logs)
+    states = []
+    while runs.is_killed(1 + len(states) % 2, (ADD,), "writing.write_restore", *arguments, **more):
+        states.append([*status_restore(str(plan_file))])
+    again = (
+        "next: run kts restore write again with the same arguments; do not start broker"
+        f" {seed.number} before it is complete"
+    )
+    start = f"next: start broker {seed.number}, then kts restore verify"
+    assert states[0] == [
+        "planned: nothing is written",
+        f"next: stop broker {seed.number}, then kts restore write",
+    ]
+    assert [state[-1] for state in states[1:]] == [again] * (len(states) - 2) + [start]
+    assert {state[0] for state in states[1:]} == {f"log directory: {seed.logs.resolve()}"}
+    assert [state[1].split()[1] for state in states[1:]] == [*"000011112222"] + ["3"] * (
+        len(states) - 13
+    )
+    assert status_restore(str(plan_file))[-1] == start
+
+
+def _move_with_kills(cluster: Cluster, folder: Path, moved: list[tuple[str, int]]) -> None:
+    """Moves the partitions to their final brokers. Kills the seed and two of these brokers while
+    they replicate.
+    """
+    for topic in {topic for topic, _ in moved}:
+        cluster.admin.alter_topic(
+            topic,
+            leader_replication_throttled_replicas="*",
+            follower_replication_throttled_replicas="*",
+        )
+    _throttle(cluster, 5000)
+    _move(cluster, folder, FINAL, moved)
+    for killed in ((LAST_SEED, FINAL[1]), (FINAL[2],)):
+        assert any(cluster.admin.in_sync(*pair) != [*FINAL] for pair in moved)
+        _kill_and_start(cluster, *killed)
+    _throttle(cluster, 100_000_000)
+    _wait_in_sync(cluster, FINAL, moved)
+
+
+def _throttle(cluster: Cluster, bytes_per_second: int) -> None:
+    rate = str(bytes_per_second)
+    cluster.admin.alter_brokers(
+        leader_replication_throttled_rate=rate, follower_replication_throttled_rate=rate
+    )
+
+
+def _kill_and_start(cluster: Cluster, *numbers: int) -> None:
+    for number in numbers:
+        cluster.nodes[number].kill()
+    for number in numbers:
+        cluster.nodes[number].start()
+    cluster.wait_ready()
+
+
+def _commit_with_kills(
+    runs: KilledRuns, cluster: Cluster, old: OldCluster, plan_file: Path, target: dict[str, str]
+) -> None:
+    """Kills the commit before and after each of its steps, and once a broker between them. Checks
+    the status after each kill.
+    """
+    groups = {"continues": {"orders": {0: old.ends["orders", 0] - 5}}}
+    configs = {"retention.bytes": "1000000000"}
+    wanted: dict[str, Any] = {"configs": configs, "groups": groups}
+    wanted["metadata_log"] = str(old.disk)
+    steps = (ADD, *(f"committing.{name}" for name in COMMIT_STEPS))
+    states: list[str] = []
+    while runs.is_killed(
+        1 + len(states), steps, "committing.commit_restore", str(plan_file), target, **wanted
+    ):
+        states.append(status_restore(str(plan_file))[-1])
+        if len(states) == 5:
+            _kill_and_start(cluster, FINAL[1])
+    again = (
+        "next: run kts restore commit again with the same arguments; do not start producers and"
+        " consumers before it is complete"
+    )
+    move = "next: move the partitions to their brokers, then kts restore commit"
+    done = "next: nothing; producers and consumers may start"
+    # The start and the end of the journal's lines `verified` and `committing` come first.
+    assert states == [move] * 3 + [again] * (len(states) - 4) + [done]
+    report = commit_restore(str(plan_file), target, **wanted)
+    (line,) = (line for line in report if line.startswith(f"{NEW_NAME}: configurations set"))
+    assert {"local.retention.bytes", "remote.storage.enable", "retention.bytes"} <= set(
+        line.split(": ")[2].split(", ")
+    )
+
+
+COMMIT_STEPS = ("raise_producer_ids", "commit_offsets", "set_configs")
 
 
 def _broker(cluster: Cluster) -> Broker:
