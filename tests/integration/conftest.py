@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 
 
 HERE = Path(__file__).parent
+LONGEST = (
+    "test_restore",
+    "test_named_delta",
+    "test_named_iceberg",
+    "differential",
+    "test_hand_over",
+    "test_stream_live",
+    "test_lake_readers",
+)
+"""Groups that run first, so that no worker is left with one of them at the end."""
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
@@ -28,11 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     All tests that use the fixture `differential` form one group. The other tests form one group
     per file.
     """
+    ranks: dict[pytest.Item, int] = {}
     for item in items:
         if item.path.is_relative_to(HERE):
             is_differential = "differential" in getattr(item, "fixturenames", ())
             group = "differential" if is_differential else item.path.stem
             item.add_marker(pytest.mark.xdist_group(group))
+            ranks[item] = LONGEST.index(group) if group in LONGEST else len(LONGEST)
+    items.sort(key=lambda item: ranks.get(item, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")

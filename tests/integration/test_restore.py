@@ -28,6 +28,7 @@ from tests.integration.kafka_jars import KAFKA_VERSION, NEWEST_KAFKA, OLDEST_KAF
 from tests.integration.killed_runs import KilledRuns
 from tests.integration.served_rows import Row, consume_until
 from tests.needs import needs
+from tests.quick import sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -262,11 +263,14 @@ def _check_compacts(broker: Broker, old: OldCluster) -> None:
 
 @pytest.mark.parametrize(
     ("version", "zero_copy", "with_disks"),
-    [
-        (OLDEST_KAFKA, False, True),
-        (KAFKA_VERSION, True, True),
-        (NEWEST_KAFKA, True, False),
-    ],
+    sample(
+        2,
+        [
+            (OLDEST_KAFKA, False, True),
+            (KAFKA_VERSION, True, True),
+            (NEWEST_KAFKA, True, False),
+        ],
+    ),
 )
 def test_restored_topics_serve_the_rows_of_the_lost_cluster(
     version: str, zero_copy: bool, with_disks: bool, old: OldCluster, tmp_path: Path
@@ -388,7 +392,7 @@ def _write_with_kills(
     kill.
     """
     arguments = str(plan_file), source, str(seed.logs)
-    states = []
+    states: list[list[str]] = []
     while runs.is_killed(1 + len(states) % 2, (ADD,), "writing.write_restore", *arguments, **more):
         states.append([*status_restore(str(plan_file))])
     again = (
