@@ -46,9 +46,9 @@ def test_commands_restore_a_topic(tmp_path: Path, capsys: pytest.CaptureFixture[
         )
         write = ["restore", "write", plan_file, "--log-dir", str(cluster.log_dir), *flags]
         assert main(write) == 0
-        assert "next: start the broker, then kts restore verify" in capsys.readouterr().out
+        assert "next: start broker 0, then kts restore verify" in capsys.readouterr().out
         assert main(["restore", "status", plan_file, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)[-1].startswith("next: start the broker")
+        assert json.loads(capsys.readouterr().out)[-1].startswith("next: start broker 0,")
         assert main(["restore", "verify", plan_file, *server]) == 1
         assert "copy-0: end is 0, but the restore wrote 900" in capsys.readouterr().out
 
