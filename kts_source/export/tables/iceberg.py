@@ -88,6 +88,8 @@ _NO_RETRIES: Final = "commit.retry.num-retries"
 _RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+):(?P<epoch>\d*)")
 _OFFSETS: Final = re.compile(r"kts\.(?P<export_id>[^.]+)\.(?P<topic_id>.+)\.(?P<partition>\d+)")
 """Name of a property with the offsets of a partition."""
+_LOCAL: Final = re.compile("^file:/(?!/)")
+"""Begin of the paths of local files that Spark has written."""
 _CLOCK_SKEW_MS: Final = 60_000
 _MAX_METADATA_BYTES: Final = 256 << 20
 
@@ -337,7 +339,7 @@ class IcebergExportTable(ExportTable):
         location = f"{snapshot.location().rstrip('/')}/"
         files = []
         for task in snapshot.scan().plan_files():
-            path = task.file.file_path
+            path = _LOCAL.sub("file:///", task.file.file_path)
             if task.delete_files:
                 raise ExportError(
                     "the table has delete files, which hide rows of its data files: rewrite the"
