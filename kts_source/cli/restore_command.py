@@ -5,6 +5,7 @@ unchanged offsets. `docs/restore.md` describes the steps.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.errors import BrokerUnavailableError, InvalidOptionError
 from kts_source.libraries import require
 from kts_source.restore.committing import commit_restore, status_restore, verify_restore
+from kts_source.restore.journal import check_not_begun
 from kts_source.restore.restore_plan import UNDECIDED_POLICIES, plan_restore
 from kts_source.restore.target import target_settings
 from kts_source.restore.writing import write_restore
@@ -135,6 +137,7 @@ def plan_command(
 ) -> None:
     """Compare tier and new cluster. Change nothing, and list every reason to refuse."""
     check_output(output)  # fail before the work, not after it
+    check_not_begun(output)
     plan = plan_restore(
         options,
         _target(to, to_pairs),
@@ -162,7 +165,7 @@ def _offsets(text: str | None) -> dict[str, dict[int, int]]:
 
 def _numbers(topics: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
     return {
-        topic: {int(number): int(offset) for number, offset in offsets.items()}
+        topic: {int(number): operator.index(offset) for number, offset in offsets.items()}
         for topic, offsets in topics.items()
     }
 

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import logging
 import os
 import time
 import uuid
@@ -35,6 +36,7 @@ from kts_source.errors import (
     ExportError,
     InvalidOptionError,
     ObjectNotFoundError,
+    TieredKafkaError,
     TransformError,
 )
 from kts_source.export.fingerprint import digest_number
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from kts_source.export.task import ExportJob
     from kts_source.export.transforms import Rejected
     from kts_source.store.object_store import ObjectInfo
+
+log = logging.getLogger(__name__)
 
 REASON: Final = "reason"
 RECORD_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS)
@@ -298,6 +302,23 @@ def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
             list.
     """
     _settle(settings, letters, lambda target, file: target.publish(file.key, file.name, file.size))
+
+
+def publish_recorded(settings: ExportSettings, state: TableState) -> None:
+    """Publishes the list that the table records, before a commit records another one. If an earlier
+    run had another folder of dead letters, publishes the list there.
+    """
+    publish_dead_letters(settings, state.letters)
+    if state.letters is None or not state.pending.total:
+        return
+    for folder in sorted({*filter(None, state.pending.folders().values())}):
+        if folder != settings.dead_letters:
+            try:
+                publish_dead_letters(
+                    dataclasses.replace(settings, dead_letters=folder), state.letters
+                )
+            except (TieredKafkaError, OSError) as error:
+                log.warning("dead letters in %s cannot be published: %s", folder, error)
 
 
 def drop_dead_letters(settings: ExportSettings, letters: int | None) -> None:

@@ -89,6 +89,20 @@ _SCHEMA: Final[Mapping[str, Mapping[str, Callable[[object], bool]]]] = {
 """Checks of the fields of each step."""
 
 
+def check_not_begun(plan_path: str) -> None:
+    """Checks that a new plan can be written to `plan_path`.
+
+    Raises:
+        InvalidOptionError: A restore with the plan at this path has begun.
+    """
+    journal = Path(f"{plan_path}.journal")
+    if journal.exists():
+        raise InvalidOptionError(
+            f"a restore with the plan {plan_path} has begun and needs this plan: choose another"
+            f" file, or move {plan_path} and {journal} away if that restore is over"
+        )
+
+
 class Journal:
     """The finished steps of one plan. If the last line has no line feed, a killed process wrote it.
     It is ignored, and `add` removes it.

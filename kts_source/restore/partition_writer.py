@@ -388,6 +388,15 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def give_to_owner(path: Path) -> None:
+    """Gives a file to the owner of its folder if this process is root, because the broker runs as
+    another user and must write to the file.
+    """
+    owner = path.parent.stat()
+    if os.geteuid() == 0:
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
 def sync(path: Path) -> None:
     """Waits until the content of a file, or the renames in a folder, are on the disk."""
     number = os.open(path, os.O_RDONLY)

@@ -40,6 +40,7 @@ REFUSE, ABORT, CUT = "refuse", "abort", "cut"
 UNDECIDED_POLICIES: Final = (REFUSE, ABORT, CUT)
 _SERVED_SCHEMES: Final = {"local-tiered-storage": ("file",), AivenLayout.name: ("file", "s3")}
 """Schemes of the stores whose segments a new topic can serve, by layout."""
+_OFFSETS_STOP: Final = 1 << 63
 _EXPERIMENTAL: Final = (
     "zero copy with Aiven's plugin is experimental: practice with another topic first. The new"
     " cluster needs the same bucket, key.prefix and encryption keys, and it never deletes the logs"
@@ -260,23 +261,23 @@ def plan_restore(
         TieredKafkaError: The tier or the new cluster cannot be read.
     """
     if undecided not in UNDECIDED_POLICIES:
-        policies = " or ".join(UNDECIDED_POLICIES)
-        raise InvalidOptionError(f"undecided must be {policies}, but is {undecided!r}")
+        raise InvalidOptionError(f"undecided is {undecided!r}: use {some(UNDECIDED_POLICIES)}")
     parsed, settings = source_options(options), target_settings(target)
     experimental = _check_can_be_served(parsed) if zero_copy else ()
     refusals: list[str] = []
     scan = plan_source(parsed, refusals)
     names, resume = rename or {}, resume_at or {}
-    _check_names(topics := {each.topic for each in scan.partitions}, names, resume)
+    _check_offsets(scan.partitions, resume)
+    _check_names(topics := {each.topic for each in scan.partitions}, names)
     refusals += _ambiguous_ids(topics, parsed)
     cuts = _ends_without_open_transactions(scan.partitions, parsed) if undecided == CUT else {}
     starts = _local_starts(scan.partitions, parsed, cuts) if zero_copy else {}
     partitions = []
     for each in scan.partitions:
         pair = each.topic, each.partition
-        wanted = resume.get(each.topic, {}).get(each.partition, 0)
-        target_topic = names.get(each.topic, each.topic)
-        partitions.append(_partition(each, target_topic, wanted, cuts.get(pair), starts.get(pair)))
+        name, next_offsets = names.get(each.topic, each.topic), resume.get(each.topic, {})
+        at_least = next_offsets.get(each.partition, 0)
+        partitions.append(_partition(each, name, at_least, cuts.get(pair), starts.get(pair)))
         refusals += _refusals(partitions[-1], undecided)
     found = describe_target(settings, partitions, zero_copy=zero_copy)
     refusals += found.refusals or _changes(partitions, parsed, refusals)
@@ -326,15 +327,27 @@ def _ambiguous_ids(topics: set[str], options: ScanOptions) -> list[str]:
     return texts
 
 
-def _check_names(
-    topics: set[str], names: Mapping[str, str], resume: Mapping[str, Mapping[int, int]]
-) -> None:
-    if unknown := sorted((names.keys() | resume.keys()) - topics):
-        raise InvalidOptionError(
-            f"rename or resume-at names topic {unknown[0]!r}, which the tier does not have"
-        )
+def _check_names(topics: set[str], names: Mapping[str, str]) -> None:
+    if unknown := sorted(names.keys() - topics):
+        raise InvalidOptionError(f"rename names topic {unknown[0]!r}, which the tier does not have")
     if len({names.get(topic, topic) for topic in topics}) < len(topics):
         raise InvalidOptionError("rename gives the same name to two topics: use different names")
+
+
+def _check_offsets(
+    partitions: Iterable[PartitionPlan], resume: Mapping[str, Mapping[int, int]]
+) -> None:
+    planned = {(each.topic, each.partition) for each in partitions}
+    for topic, numbers in resume.items():
+        for number, offset in numbers.items():
+            name = f"{topic}-{number}"
+            if (topic, number) not in planned:
+                raise InvalidOptionError(
+                    f"resume-at names {name}, of which the tier has no segment: remove it, and"
+                    " create the partition in the new cluster"
+                )
+            if isinstance(offset, bool) or not 0 <= offset < _OFFSETS_STOP:
+                raise InvalidOptionError(f"resume-at of {name} is not an offset: {offset}")
 
 
 def _check_can_be_served(options: ScanOptions) -> tuple[str, ...]:

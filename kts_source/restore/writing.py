@@ -34,6 +34,7 @@ from kts_source.restore.partition_writer import (
     EPOCHS,
     TEMPORARY,
     PartitionWriter,
+    give_to_owner,
     sync,
     write_synced,
 )
@@ -125,6 +126,7 @@ class LogDir:
                 raise InvalidOptionError(
                     f"log directory {self.path} is in use: stop its broker first"
                 ) from None
+            give_to_owner(self.path / ".lock")
             yield  # closing the file releases the lock
 
     def partition(self, name: str, topic_id: str) -> Path:
@@ -169,6 +171,7 @@ class LogDir:
         lines = ["0", str(len(kept)), *(f"{t} {n} {at}" for (t, n), at in kept.items())]
         temporary = path.with_name(name + TEMPORARY)
         write_synced(temporary, "".join(f"{line}\n" for line in lines).encode())
+        give_to_owner(temporary)
         temporary.replace(path)
         sync(self.path)
 
@@ -220,7 +223,9 @@ def place_files(folder: Path, files: Mapping[str, int]) -> None:
         if path.suffix in _REPLACED and path.name not in files:
             path.unlink()
     for name in pending:
-        (folder / (name + TEMPORARY)).replace(folder / name)
+        temporary = folder / (name + TEMPORARY)
+        give_to_owner(temporary)
+        temporary.replace(folder / name)
     sync(folder)
 
 
@@ -268,7 +273,7 @@ def write_restore(
         if journal.is_complete:
             return plan
         journal.begin(str(disk.path.resolve()))
-        _check_space(plan, journal, disk.path)
+        _check_space(plan, journal, disk.path, folders)
         with closing(open_uncached_tier(parsed)) as opened:
             source = SegmentSource(opened, parsed.key_ring.loaded())
             for each in plan.partitions:
@@ -394,10 +399,15 @@ def _written_log(
     return {**topic_options(tier, plan.target_ids), **selected, "tailPath": str(folder)}
 
 
-def _check_space(plan: RestorePlan, journal: Journal, folder: Path) -> None:
-    needed = sum(each.bytes for each in plan.partitions if journal.staged(each.name) is None)
+def _check_space(
+    plan: RestorePlan, journal: Journal, folder: Path, folders: Mapping[str, Path]
+) -> None:
+    missing = [each for each in plan.partitions if journal.staged(each.name) is None]
+    needed = sum(each.bytes for each in missing)
     free = shutil.disk_usage(folder).free
-    if needed > free:
+    # The writer replaces the temporary files of a killed attempt.
+    leftovers = [file for each in missing for file in folders[each.name].glob(f"*{TEMPORARY}")]
+    if needed > free + sum(file.stat().st_size for file in leftovers):
         raise InvalidOptionError(
             f"{folder} has {format_bytes(free)} free, but the restore needs {format_bytes(needed)}:"
             " delete files there, or restore fewer topics per plan"

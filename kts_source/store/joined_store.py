@@ -39,6 +39,11 @@ _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
 _MAX_REPORTED: Final = 10_000
 
 
+def _stem(key: str) -> str:
+    """Returns the part of a key that all objects of a segment have in common."""
+    return key.rpartition(".")[0]
+
+
 def additional_store_prefix(number: int) -> str:
     """Returns the prefix of all keys in the additional store number `number`."""
     return f"{_BESIDE}{number}/"
@@ -146,7 +151,8 @@ class FallbackStore:
     """A store and its mirror. The mirror has the same keys, and is used when the store fails.
 
     A listing contains the objects of the first store, and objects that only the mirror has. Objects
-    before a folder's first key in the first store are excluded, because retention has deleted them.
+    before a folder's first segment that is complete in the first store are excluded, because
+    retention has deleted them.
 
     The two stores assign different versions to the same object. So versions of this class have
     three parts: `<store number>:<size>:<version in that store>`.
@@ -232,7 +238,8 @@ class FallbackStore:
         is_continued: bool,
     ) -> list[ObjectInfo]:
         """Returns the objects that the first store has lost: the mirror has them, and the first
-        store has an earlier object in their folder, or another object of their segment.
+        store has an earlier segment in their folder with all of the mirror's objects. Retention
+        deletes objects in any order, so it may leave single objects of deleted segments.
         """
         if time.monotonic() < self._down_until[1]:
             return []
@@ -241,15 +248,20 @@ class FallbackStore:
         except _FAILURES:
             return []
         present = {info.key for info in listed}
+        incomplete = {_stem(info.key) for info in mirrored if info.key not in present}
         starts: dict[str, str] = {}
-        for info in listed:
-            folder = info.key.rpartition("/")[0]
-            stem = "" if is_continued else info.key.rpartition(".")[0]
-            starts[folder] = min(starts.get(folder, stem), stem)
+        for info in mirrored:
+            stem, folder = _stem(info.key), info.key.rpartition("/")[0]
+            if is_continued:
+                starts[folder] = ""
+            elif stem not in incomplete:
+                starts[folder] = min(starts.get(folder, stem), stem)
+        folders = {info.key.rpartition("/")[0] for info in listed}
         lost = []
         for info in mirrored:
-            start = starts.get(info.key.rpartition("/")[0])
-            if info.key not in present and start is not None and info.key >= start:
+            folder = info.key.rpartition("/")[0]
+            is_later = folder in starts and info.key >= starts[folder]
+            if info.key not in present and folder in folders and is_later:
                 self._report(info.key, "the object is missing")
                 lost.append(info)
         return lost

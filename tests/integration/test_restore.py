@@ -261,6 +261,15 @@ def _check_compacts(broker: Broker, old: OldCluster) -> None:
     assert found == last
 
 
+def _create_topics(
+    cluster: Cluster, pairs: list[tuple[str, int]], untiered: list[tuple[str, int]]
+) -> None:
+    for name, count in Counter(topic for topic, _ in pairs).items():
+        is_tiered = (name, 0) not in untiered
+        ready = {**READY, "remote_storage_enable": str(is_tiered).lower()}
+        cluster.admin.create_topic(name, count, replicas=(SEED,), **ready)
+
+
 @pytest.mark.parametrize(
     ("version", "zero_copy", "with_disks"),
     sample(
@@ -291,10 +300,7 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(
     with Cluster(folder, spec) as cluster:
         node, other = cluster.nodes[SEED], cluster.nodes[OTHER]
         others = {"kafka.bootstrap.servers": other.bootstrap}
-        for name, count in Counter(topic for topic, _ in moved).items():
-            is_tiered = zero_copy and (name, 0) not in on_disk
-            ready = {**READY, "remote_storage_enable": str(is_tiered).lower()}
-            cluster.admin.create_topic(name, count, replicas=(SEED,), **ready)
+        _create_topics(cluster, moved, untiered=on_disk if zero_copy else moved)
         plan = _accepted_plan(cluster, source, SEED, zero_copy=zero_copy)
         plan_file.write_text(plan.to_json())
         target = {"kafka.bootstrap.servers": node.bootstrap}

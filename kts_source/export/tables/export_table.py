@@ -40,7 +40,7 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
-from kts_source.export.dead_letters import PendingLetters, check_replayed, publish_dead_letters
+from kts_source.export.dead_letters import PendingLetters, check_replayed, publish_recorded
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advance_ranges
 from kts_source.export.row_schema import unite_schemas
@@ -357,7 +357,7 @@ class ExportTable(ABC):
             check_replayed(state, commit.replayed, self._uri)
             moved = advance_ranges(state.committed, commit.advances)
             if commit.letters is not None:
-                publish_dead_letters(self._settings, state.letters)
+                publish_recorded(self._settings, state)
             self._require_files(commit)
             is_attempted, before = True, snapshot
             commit = self._with_table_columns(commit, state)

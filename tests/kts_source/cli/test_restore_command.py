@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from tests.golden_data import tier_options
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.restore.world import new_cluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _tier_flags(topic: str) -> list[str]:
@@ -47,6 +44,13 @@ def test_commands_restore_a_topic(tmp_path: Path, capsys: pytest.CaptureFixture[
         write = ["restore", "write", plan_file, "--log-dir", str(cluster.log_dir), *flags]
         assert main(write) == 0
         assert "next: start broker 0, then kts restore verify" in capsys.readouterr().out
+        before = Path(plan_file).read_bytes()
+        assert main(plan) == 2
+        assert "has begun and needs this plan: choose another file" in capsys.readouterr().err
+        assert Path(plan_file).read_bytes() == before
+        other = [str(tmp_path / "other.json") if flag == plan_file else flag for flag in plan]
+        assert main([*other, "--resume-at", '{"epochs": {"0": 900.5}}']) == 2
+        assert "--resume-at" in capsys.readouterr().err
         assert main(["restore", "status", plan_file, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)[-1].startswith("next: start broker 0,")
         assert main(["restore", "verify", plan_file, *server]) == 1

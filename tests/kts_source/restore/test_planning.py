@@ -60,6 +60,24 @@ def test_plan_and_journal_contain_no_credentials(cluster: NewCluster) -> None:
     assert all(b"confidential" not in path.read_bytes() for path in files)
 
 
+@pytest.mark.parametrize(
+    ("resume_at", "message"),
+    [
+        ({"epochs": {7: 900}}, "names epochs-7, of which the tier has no segment"),
+        ({"other": {0: 900}}, "names other-0, of which the tier has no segment"),
+        ({"epochs": {0: -1}}, "not an offset: -1"),
+        ({"epochs": {0: 1 << 63}}, "not an offset: 9223372036854775808"),
+        ({"epochs": {0: True}}, "not an offset: True"),
+    ],
+)
+def test_resume_at_that_no_partition_can_have_is_rejected(
+    cluster: NewCluster, resume_at: dict[str, dict[int, int]], message: str
+) -> None:
+    cluster.add_topic("epochs")
+    with pytest.raises(InvalidOptionError, match=f"resume-at.*{message}"):
+        cluster.plan(EPOCHS, resume_at=resume_at)
+
+
 def _topic_id(cluster: NewCluster, topic: str) -> str:
     folder = cluster.log_dir / f"{topic}-0"
     return (folder / "partition.metadata").read_text().split()[-1]

@@ -561,6 +561,35 @@ def test_write_to_too_small_disk_is_rejected_without_changes(
     cluster.write(EPOCHS)
 
 
+def test_space_of_files_of_a_killed_write_counts_as_free(
+    cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    needed = sum(each.bytes for each in cluster.plan(EPOCHS).partitions)
+    leftover = cluster.log_dir / "epochs-0" / f"{0:020d}.log{TEMPORARY}"
+    leftover.write_bytes(bytes(needed // 2))
+    usage = shutil.disk_usage(cluster.log_dir)
+    free = needed - needed // 2
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free - 1))
+    with pytest.raises(InvalidOptionError, match="free, but the restore needs"):
+        cluster.write(EPOCHS)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+    cluster.write(EPOCHS)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_files_written_by_root_belong_to_the_user_of_the_broker(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs")
+    user, group = 23_456, 34_567
+    for path in (cluster.log_dir, *cluster.log_dir.rglob("*")):
+        os.chown(path, user, group)
+    cluster.plan(EPOCHS)
+    cluster.write(EPOCHS)
+    files = [path for path in cluster.log_dir.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" and path.stat().st_size for path in files)
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in files} == {(user, group)}
+
+
 def test_write_resumes_after_disk_was_full_at_any_sync(
     cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,19 +117,23 @@ def test_listing_has_lost_objects_but_none_that_retention_deleted(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name in ("t/1.log", "t/2.log", "t/2.manifest", "t/3.log", "u/1.log"):
+    names = ["t/1.log", "t/1.manifest", "t/2.log", "t/3.log", "t/3.manifest", "t/4.log", "u/1.log"]
+    for name in names:
         path = tmp_path / "mirror" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"mirror")
     (tmp_path / "first/t").mkdir()
-    (tmp_path / "first/t/2.manifest").write_bytes(b"first")
+    # Retention left 0.log, which the mirror never had, and 1.manifest.
+    present = ["t/0.log", "t/1.manifest", "t/2.log", "t/3.manifest"]
+    for name in present:
+        (tmp_path / "first" / name).write_bytes(b"first")
     listed = {info.key: info for info in store.list_objects("t/")}
-    assert list(listed) == ["t/2.log", "t/2.manifest", "t/3.log"]
-    assert store.get_range("t/2.manifest", 0, 5, version=listed["t/2.manifest"].version) == b"first"
+    assert list(listed) == sorted([*present, "t/3.log", "t/4.log"])
+    assert store.get_range("t/3.manifest", 0, 5, version=listed["t/3.manifest"].version) == b"first"
     assert store.get_range("t/3.log", 0, 6, version=listed["t/3.log"].version) == b"mirror"
     assert caplog.text.count("t/3.log is read from the mirror (fallbackPath)") == 1
     stores[1].failure = FAILURES[1]
-    assert [info.key for info in store.list_objects("t/")] == ["t/2.manifest"]
+    assert [info.key for info in store.list_objects("t/")] == present
 
 
 def test_mirrored_object_of_another_size_is_refused(
