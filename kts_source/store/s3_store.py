@@ -57,6 +57,10 @@ _TRANSIENT_CODES: Final = frozenset(
         "ThrottlingException",
     }
 )
+_LOST_CODES: Final = frozenset({"", "404", "NotFound", "NoSuchKey", "NoSuchVersion"})
+"""Error codes that mean, with status 404, that the object does not exist. A response to HEAD has no
+code.
+"""
 _DENIED_CODES: Final = frozenset(
     {
         "AccessDenied",
@@ -287,14 +291,17 @@ class S3Store(ClientStore):
         object must be restored first.
         """
         uri = self.uri(key)
-        if code == "NoSuchBucket" or (status == 404 and listing):
+        is_lost = code in _LOST_CODES
+        if code == "NoSuchBucket" or (status == 404 and listing and is_lost):
             raise StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri) from None
         if code == "InvalidObjectState":
             raise ArchivedObjectError(
                 f"the object is archived and must be restored first: {text}", uri=uri
             ) from None
-        if status in (404, 412, 416):
+        if status in (412, 416) or (status == 404 and is_lost):
             return status, text
+        if status == 404:  # some services answer so to an unknown access key
+            return 403, text
         # S3 also denies access to a missing key if the user may not list the bucket.
         if code in _EXPIRED_CODES:
             return 403, f"{text}. {expiry_advice(self._storage.reveal(), os.environ)}"

@@ -17,6 +17,7 @@ from kts_source.errors import (
     AccessDeniedError,
     ArchivedObjectError,
     ObjectChangedError,
+    ObjectNotFoundError,
     StoreNotFoundError,
     StoreUnavailableError,
     TruncatedObjectError,
@@ -255,6 +256,9 @@ def test_read_of_another_etag_raises_object_changed_error(bucket: OneObject) -> 
     ("status", "code", "kind"),
     [
         (404, "NoSuchBucket", StoreNotFoundError),
+        (404, "NoSuchKey", ObjectNotFoundError),
+        (404, "", ObjectNotFoundError),
+        (404, "XAdminUserNotFound", AccessDeniedError),
         (403, "InvalidObjectState", ArchivedObjectError),
         (403, "AccessDenied", AccessDeniedError),
         (400, "ExpiredToken", AccessDeniedError),

@@ -302,6 +302,7 @@ FINAL: dict[str, tuple[Callable[[Answer], object], type[StoreError], str]] = {
     "expired": (status(400, "ExpiredToken"), AccessDeniedError, "ExpiredToken"),
     "archived": (status(403, "InvalidObjectState"), ArchivedObjectError, "archived"),
     "missing": (status(404, "NoSuchKey"), ObjectNotFoundError, "no such object"),
+    "unknown key": (status(404, "XAdminUserNotFound"), AccessDeniedError, "XAdminUserNotFound"),
     "bad request": (status(400, "InvalidRequest"), StoreError, "InvalidRequest"),
     "not implemented": (status(501, "NotImplemented"), StoreError, "NotImplemented"),
     "changed": (status(412, "PreconditionFailed"), ObjectChangedError, "was planned"),
