@@ -47,6 +47,7 @@ from kts_source.store.obstore_stores import (
 from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.range_reader import FsspecOnlyError, RangeError
 from kts_source.store.request_policy import TransientError
+from kts_source.store.s3_ranges import open_session
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import AZURE_SCHEMES, filesystem_arguments
 
@@ -497,7 +498,32 @@ def _delta_options_of_s3(storage: Mapping[str, str]) -> dict[str, str]:
             )
     if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
         options["AWS_ALLOW_HTTP"] = "true"
+    if not options.keys() & {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"}:
+        options |= _keys_of_profile(options.get("AWS_PROFILE"))
     return options
+
+
+_KNOWN_TO_DELTA: Final = frozenset(
+    {"env", "iam-role", "container-role", "assume-role-with-web-identity"}
+)
+"""Sources of credentials that delta-rs reads and renews itself, with botocore's names."""
+
+
+def _keys_of_profile(profile: str | None) -> dict[str, str]:
+    """Returns the keys of the AWS credential chain if they come from a source that delta-rs does
+    not read, such as the shared credentials file or a login of the AWS CLI.
+    """
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        credentials = open_session(profile, with_credentials=True).get_credentials()
+        if credentials is None or credentials.method in _KNOWN_TO_DELTA:
+            return {}
+        keys = credentials.get_frozen_credentials()
+    except (BotoCoreError, FsspecOnlyError):
+        return {}  # delta-rs explains what it tried
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    return {name: key for name, key in zip(names, keys[:3], strict=True) if key}
 
 
 class CloudTarget(ObstoreStore, CopyingTarget):

@@ -66,6 +66,32 @@ def read_folder(url: str, server: S3Server) -> pa.Table:
     return ds.dataset(path, filesystem=filesystem, format="parquet", partitioning="hive").to_table()
 
 
+@pytest.mark.parametrize("profile", ["default", "other"])
+def test_delta_table_is_written_with_the_keys_of_a_profile(
+    url: str,
+    s3_server: S3Server,
+    profile: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {
+        "s3.access-key-id": "aws_access_key_id",
+        "s3.secret-access-key": "aws_secret_access_key",
+    }
+    lines = [f"{name} = {s3_server.options[option]}" for option, name in keys.items()]
+    (tmp_path / "credentials").write_text("\n".join([f"[{profile}]", *lines, ""]))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    options = {name: text for name, text in s3_server.options.items() if name not in keys}
+    if profile != "default":
+        options["s3.profile-name"] = profile
+    settings = export_settings(url, target_options=options, table_format="delta")
+    assert export(few_tasks(), settings, LocalExecutor(1)).rows > 0
+    assert export(few_tasks(), settings, LocalExecutor(1)).rows == 0
+
+
 @pytest.mark.slow
 def test_partitioned_folder_on_s3_contains_all_rows(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, partition_by=["topic", "date(timestamp)"])
