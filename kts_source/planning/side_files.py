@@ -269,7 +269,7 @@ class SideFiles:
                 yield entry
 
     def _mirrored(self, segment: RemoteSegment, error: TieredKafkaError) -> RemoteSegment | None:
-        objects = self._source.mirrored(segment.objects, error)
+        objects = self._source.mirrored(segment.objects, error, with_indexes=True)
         return None if objects is None else replace(segment, objects=objects)
 
     def _confirmed_entries(

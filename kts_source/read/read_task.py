@@ -346,11 +346,15 @@ def _reread(
 def _mirrored(
     task_slice: SegmentSlice, failure: TieredKafkaError, source: SegmentSource
 ) -> SegmentSlice | None:
-    """Returns the slice with the objects of the mirror; `None` if the mirror lacks them."""
-    objects = source.mirrored(task_slice.objects, failure)
+    """Returns the slice with the logs of the mirror; `None` if the mirror lacks them.
+
+    Keeps the indexes: slices of one segment end and begin where its offset index says, so all of
+    them must use the same index.
+    """
+    objects = source.mirrored(task_slice.objects, failure, with_indexes=False)
     around = task_slice.surroundings
     if around is not None and around.before is not None:
-        before = source.mirrored(around.before, failure)
+        before = source.mirrored(around.before, failure, with_indexes=False)
         if before is not None:
             around = replace(around, before=before)
     if objects is None and around is task_slice.surroundings:

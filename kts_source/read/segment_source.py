@@ -135,14 +135,18 @@ class SegmentSource:
         is_plain = not objects.compression and objects.encryption is None
         return is_plain and self._tier.caches.chunks is None
 
-    def mirrored(self, objects: SegmentObjects, error: TieredKafkaError) -> SegmentObjects | None:
+    def mirrored(
+        self, objects: SegmentObjects, error: TieredKafkaError, *, with_indexes: bool
+    ) -> SegmentObjects | None:
         """Returns the mirror's copy of a segment that cannot be read because of `error`. Returns
-        `None` if there is no mirror, or if it has none of the segment's objects in the same size.
+        `None` if there is no mirror, or if it has none of the wanted objects in the same size.
+        `with_indexes` is False to replace only the log.
         """
         mirror = mirror_of(self.store)
         if mirror is None:
             return None
-        sources = {index.source.key: index.source for index in objects.indexes.values()}
+        indexes = objects.indexes.values() if with_indexes else ()
+        sources = {index.source.key: index.source for index in indexes}
         sources[objects.log.key] = objects.log
         copies = {}
         for key, ref in sources.items():
@@ -152,11 +156,11 @@ class SegmentSource:
             copies[key] = ref if info is None else ObjectRef.of(info)
         if copies == sources:
             return None
-        indexes = {
-            kind: replace(index, source=copies[index.source.key])
+        own_indexes = {
+            kind: replace(index, source=copies.get(index.source.key, index.source))
             for kind, index in objects.indexes.items()
         }
-        return replace(objects, log=copies[objects.log.key], indexes=indexes)
+        return replace(objects, log=copies[objects.log.key], indexes=own_indexes)
 
     def windows(
         self,

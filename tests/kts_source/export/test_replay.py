@@ -21,6 +21,7 @@ from kts_source.errors import (
     RejectedRowsError,
 )
 from kts_source.export import replay
+from kts_source.export import run as export_run
 from kts_source.export.transforms import Rejected, Transformed
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -136,6 +137,24 @@ def test_corrected_dead_letters_are_added_once(exports: Exports) -> None:
     (text,) = exports.run(verify=True).verified[:1]
     assert "verified 20 rows" in text
     assert exports.rows() == ALL
+
+
+def test_dead_letters_of_a_killed_run_are_published_by_a_run_with_another_folder(
+    exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_settings: object, letters: int | None) -> None:
+        if letters is not None:
+            raise Killed("before the dead letters are published")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export_run, "publish_dead_letters", killed)
+        with pytest.raises(Killed):
+            exports.run(commit_bytes=1)
+    assert exports.rejected() == []
+    exports.run(dead_letters=str(exports.lake.folder / "other letters"))
+    assert exports.rejected() == [3, 7]
+    exports.correct()
+    assert exports.run(replay=True).rows == 2
 
 
 def test_run_succeeds_if_the_folder_of_dead_letters_cannot_be_listed(
