@@ -14,6 +14,7 @@ from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
     ObjectNotFoundError,
+    StoreNotFoundError,
     TieredKafkaError,
 )
 from kts_source.predicate.model import split_by_fields
@@ -29,7 +30,7 @@ from kts_source.read.task_metrics import (
     TaskPlace,
     write_metrics,
 )
-from kts_source.store.joined_store import mirror_of
+from kts_source.store.joined_store import is_in_additional_store, mirror_of
 from kts_source.store.request_policy import CancelledFetchError
 from kts_source.tier import open_tier
 
@@ -285,7 +286,8 @@ def read_slices(
         failed = position.task_slice
         is_mirrored = False
         try:
-            if follows and isinstance(failure, CorruptSegmentError):
+            # Damage may also move the border to a neighboring slice, which has no error of its own.
+            if follows and failed.is_whole and isinstance(failure, CorruptSegmentError):
                 is_mirrored = yield from _reread(position, failure, source, settings, meter)
             if is_mirrored:
                 pass
@@ -295,7 +297,7 @@ def read_slices(
             elif not position.is_object_gone:
                 raise failure
             else:
-                _skip_rest(position, failure, settings, meter)
+                _skip_rest(position, failure, source, settings, meter)
         finally:
             del failure  # its traceback has this frame: a cycle would keep files and batches open
         if fallback is None and position.decoder is not None and not is_mirrored:
@@ -425,15 +427,42 @@ def _preload_decoder(meter: TaskMeter | None) -> None:
         meter.stopwatch.compile += time.perf_counter() - began
 
 
+def _check_tier_exists(
+    task_slice: SegmentSlice, failure: TieredKafkaError, source: SegmentSource
+) -> None:
+    """Raises `StoreNotFoundError` if the folder of the topic is empty. Then the tier is missing,
+    for example because it is not mounted, and its records are not lost.
+    """
+    key = task_slice.objects.log.key
+    if is_in_additional_store(key):
+        return
+    parent = key.rpartition("/")[0].rpartition("/")[0]
+    if not any(source.store.list_objects(f"{parent}/" if parent else "")):
+        raise StoreNotFoundError(
+            f"the tier has no object of topic {task_slice.topic} any more: its folder is not"
+            " mounted, or was emptied. Mount it and run again",
+            topic=task_slice.topic,
+            partition=task_slice.partition,
+            offset=task_slice.start_offset,
+            uri=failure.uri,
+        ) from failure
+
+
 def _skip_rest(
-    position: _Position, error: TieredKafkaError, settings: ReadSettings, meter: TaskMeter | None
+    position: _Position,
+    error: TieredKafkaError,
+    source: SegmentSource,
+    settings: ReadSettings,
+    meter: TaskMeter | None,
 ) -> None:
     """Skips the rest of a slice whose object was deleted after planning: logs a warning, and adds
     the skipped offsets to the lost ranges of `meter`.
 
     Raises:
         DataLossError: `settings.fail_on_data_loss` is true.
+        StoreNotFoundError: See `_check_tier_exists`.
     """
+    _check_tier_exists(position.task_slice, error, source)
     task_slice, is_started = position.task_slice, position.decoder is not None
     topic, partition = task_slice.topic, task_slice.partition
     offsets = task_slice.start_offset, task_slice.stop_offset

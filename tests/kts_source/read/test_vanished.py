@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from kts_source import metrics
-from kts_source.errors import DataLossError, ObjectChangedError
+from kts_source.errors import DataLossError, ObjectChangedError, StoreNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_task import run_task
@@ -52,6 +52,19 @@ def slices_of(tier: Path, options: dict[str, str], log: Path) -> list[SegmentSli
         for task_slice in task.slices
         if task_slice.objects.log.key == key
     ]
+
+
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_tier_that_becomes_empty_is_not_taken_as_lost_records(
+    tier: Path, fail_on_data_loss: str
+) -> None:
+    options = options_for(tier, "codecs", failOnDataLoss=fail_on_data_loss)
+    plan = plan_scan(parse_options(options))
+    shutil.rmtree(tier)
+    tier.mkdir()  # the mount point
+    with pytest.raises(StoreNotFoundError, match="no object of topic codecs any more") as caught:
+        run(plan, options)
+    assert caught.value.topic == "codecs"
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
