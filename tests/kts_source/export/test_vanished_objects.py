@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.errors import DataLossError
+from kts_source.errors import DataLossError, StoreNotFoundError
 from kts_source.export.ranges import PartitionKey, RangeAdvance
 from kts_source.export.report import Skipped, written_ranges
 from kts_source.export.task import TaskReport
@@ -45,7 +45,7 @@ class Expiring(LocalExecutor):
 @pytest.mark.parametrize(
     ("commit_bytes", "compact"), [(1, False), (1 << 40, False), (1 << 40, True)]
 )
-@pytest.mark.parametrize("gone", [(0,), (1,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("gone", [(0,), (1,), (0, 2)])
 def test_vanished_offsets_are_skipped_and_reported(
     lake: Lake, tmp_path: Path, gone: tuple[int, ...], commit_bytes: int, compact: bool
 ) -> None:
@@ -66,6 +66,13 @@ def test_vanished_offsets_are_skipped_and_reported(
     if not compact:
         assert ranges(lake.export(tier.options())) == [(30, 40)]
         assert table_offsets(lake) == [*remaining, *range(30, 40)]
+
+
+def test_tier_that_disappears_is_not_skipped(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    options = tier.options(failOnDataLoss="false")
+    with pytest.raises(StoreNotFoundError, match="no object of topic"):
+        lake.export(options, executor=Expiring(tier, 0, 1, 2))
 
 
 def test_vanished_object_fails_the_export_by_default(lake: Lake, tmp_path: Path) -> None:

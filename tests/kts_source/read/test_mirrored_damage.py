@@ -39,8 +39,8 @@ SUFFIXES = ("log", "indexes", "rsm-manifest")
 
 
 def write_mirrored(folder: Path, seed: int) -> tuple[BuiltLog, dict[str, str]]:
-    """Writes a tier and its mirror below `folder`. Returns the log and options that read it in
-    small tasks.
+    """Writes a tier and its mirror below `folder`. Returns the log and options that read each
+    segment in one task.
     """
     log = build_log(seed)
     source = random.Random(seed)
@@ -60,7 +60,7 @@ def write_mirrored(folder: Path, seed: int) -> tuple[BuiltLog, dict[str, str]]:
         "subscribe": "t",
         "cache": "false",
         "isolationLevel": "read_committed",
-        "targetPartitionBytes": source.choice(("500", "10m")),
+        "targetPartitionBytes": "10m",
     }
     return log, options
 
@@ -130,6 +130,24 @@ def test_scan_export_and_stream_read_damaged_objects_from_the_mirror(
         assert exported(options, folder) == expected(log)
     if damage is not flip:
         assert "is read from the mirror (fallbackPath)" in caplog.text
+
+
+def test_damaged_segment_of_several_tasks_has_all_rows_or_raises(tmp_path: Path) -> None:
+    outcomes = Counter[str]()
+    for seed in range(12):
+        log, options = write_mirrored(tmp_path / str(seed), seed % 4)
+        source = random.Random(seed)
+        suffix = source.choice(SUFFIXES)
+        flip(source.choice(objects(tmp_path / str(seed) / "tier", suffix)), source)
+        try:
+            rows = scanned({**options, "targetPartitionBytes": "500"})
+        except (CorruptSegmentError, DataLossError):
+            outcomes["error"] += 1
+        else:
+            assert rows == expected(log), seed
+            outcomes["rows"] += 1
+    assert outcomes["error"] > 0
+    assert outcomes["rows"] > 0
 
 
 def damage_batch(log: Path) -> None:
