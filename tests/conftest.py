@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,21 @@ def _no_fsync() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _descriptor: None)
         yield
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has deselected tests
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests of random files if `KTS_SHARE` is below 1: the share of files to run."""
+    share = float(os.environ.get("KTS_SHARE", "1"))
+    files = sorted({item.path for item in items})
+    chosen = set(files)
+    if share < 1 and files:
+        source = quick.examples_source("share of files")
+        chosen = set(source.sample(files, math.ceil(len(files) * share)))
+    deselected = [item for item in items if item.path not in chosen]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item.path in chosen]
 
 
 @pytest.hookimpl(wrapper=True)
