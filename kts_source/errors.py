@@ -129,7 +129,18 @@ class KeyPrefixError(InvalidOptionError):
 
 
 class TopicNotFoundError(TieredKafkaError, LookupError):
-    """A requested topic or partition has no data in the tier."""
+    """A requested topic or partition has no data in the tier.
+
+    Attributes:
+        may_have_expired: True if the tier has other topics but none of the requested ones, as after
+            retention has deleted their last segments.
+    """
+
+    def __init__(
+        self, message: str, *, may_have_expired: bool = False, **location: Unpack[ErrorLocation]
+    ) -> None:
+        super().__init__(message, **location)
+        self.may_have_expired = may_have_expired
 
 
 class TierNotFoundError(TieredKafkaError, FileNotFoundError):

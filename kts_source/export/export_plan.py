@@ -22,6 +22,7 @@ from kts_source.errors import (
     OffsetOutOfRangeError,
     RangeGapError,
     RangeOverlapError,
+    TopicNotFoundError,
 )
 from kts_source.export.fingerprint import is_stored_text
 from kts_source.export.ranges import (
@@ -39,6 +40,7 @@ from kts_source.planning.bounds import Place, requested_bounds
 from kts_source.planning.isolation import EarlyStop, check_early_stops
 from kts_source.planning.partition_plan import segment_name
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.scan_plan import ScanPlan
 from kts_source.read.task import SegmentSlice
 
 if TYPE_CHECKING:
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from kts_source.planning.bounds import BoundsOf, TimestampLookup
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.partition_plan import PartitionPlan
-    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import ScanTask
 
 log = logging.getLogger(__name__)
@@ -97,11 +98,16 @@ def plan_export(
         RangeOverlapError: Requested offsets are already committed, or are below the committed
             offsets.
         DataLossError: See `check_rollback` and `check_logs`.
+        TopicNotFoundError: See `check_expired`.
         TieredKafkaError: See `plan_scan` and `check_early_stops`.
     """
     rollback = check_rollback(options, state)
     continuation = Continuation(options, state.committed, resume)
-    scan = plan_scan(options, progress=continuation)
+    try:
+        scan = plan_scan(options, progress=continuation)
+    except TopicNotFoundError as error:
+        check_expired(options, state, error)
+        scan = ScanPlan((), (), options.columns)
     check_logs(options, scan.partitions, state)
     plan = _plan_waves(scan, options, state.committed, commit_bytes, continuation.skipped)
     if rollback is None:
@@ -342,6 +348,26 @@ def check_rollback(options: ScanOptions, state: TableState) -> Rollback | None:
         )
     log.warning("%s; continuing without these rows", text)
     return rollback
+
+
+def check_expired(options: ScanOptions, state: TableState, error: TopicNotFoundError) -> None:
+    """Checks that an export may end without new rows although the tier has none of its topics:
+    earlier runs exported them, retention may have deleted them, and data loss is allowed.
+
+    Raises:
+        TopicNotFoundError: One of these conditions is not met.
+    """
+    topics = options.selection.wanted(())
+    is_exported = state.fingerprint and all(state.topic_id(topic) is not None for topic in topics)
+    may_have_expired = error.may_have_expired and not error.advice
+    if options.brokers is not None or not is_exported or not may_have_expired:
+        raise error
+    if options.fail_on_data_loss:
+        raise error.extended(
+            ". The table has rows of earlier runs: if retention has deleted all segments since, set"
+            " failOnDataLoss=false to end without new rows, or remove the topic from the job"
+        )
+    log.warning("%s; nothing new to write, the table keeps the rows of earlier runs", error)
 
 
 def check_logs(

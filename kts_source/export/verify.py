@@ -116,7 +116,7 @@ def verify(
     """
     recorded = {} if contents is None else _recorded_facts(contents, committed, partitions)
     if contents is None or not recorded:
-        return ("verified nothing: the table has no rows of these topics",)
+        return ("verified nothing: the table has no rows of the planned partitions",)
     if settings.transform is not None or not set(_SCHEMA.names) <= set(options.columns):
         return _verify_totals(contents, recorded, settings)
     check = _Check(contents, recorded, settings.target)

@@ -471,7 +471,7 @@ def incarnations(
             raise error
         if not skips_lost:
             advice = "set failOnDataLoss=false to read the other topics"
-            raise error.extended(f". If retention deleted all of its segments, {advice}")
+            raise error.advising(f". If retention deleted all of its segments, {advice}")
         log.warning("%s; reading the other topics", error.message)
     return {topic: there for topic, there in named.items() if there}
 
@@ -491,9 +491,8 @@ def _not_found(
     uri = store.uri(options.key_prefix)
     if names and has_partitions(store, layout, options.key_prefix):
         prefixes = prefixes_of_names(options.key_prefix, names, missing)
-        return TopicNotFoundError(
-            f"{problem} in the tier at {uri}; it has {', '.join(names)}{did_you_mean(prefixes)}"
-        )
+        problem += f" in the tier at {uri}; it has {', '.join(names)}{did_you_mean(prefixes)}"
+        return TopicNotFoundError(problem, may_have_expired=not prefixes)
     if has_puffin_files(store, options.key_prefix):
         return TierNotFoundError(
             f"{problem} at {uri}: there are Puffin files of the plugin's Iceberg mode"
@@ -580,6 +579,7 @@ def discover_topic(
         raise TopicNotFoundError(
             f"topic {topic!r} has no complete segment at {catalog.store.uri(chosen.folder)};"
             f" existing objects: {some(map(str, incomplete)) or 'none'}",
+            may_have_expired=not incomplete,
             topic=topic,
         )
     return discovered

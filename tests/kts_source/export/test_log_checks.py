@@ -13,7 +13,13 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
-from kts_source.errors import DataLossError, ExportError, OffsetOutOfRangeError
+from kts_source.errors import (
+    DataLossError,
+    ExportError,
+    OffsetOutOfRangeError,
+    TierNotFoundError,
+    TopicNotFoundError,
+)
 from kts_source.export.end_offsets import end_offsets
 from kts_source.export.ranges import PartitionKey
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
@@ -413,3 +419,40 @@ def test_follow_and_end_offsets_raise_after_unclean_election(tmp_path: Path) -> 
         backfill(None, source=tier.options, target=target, follow=True, progress=False)
     with pytest.raises(DataLossError, match="unclean election"):
         end_offsets(source=tier.options, target=target)
+
+
+# -- topics whose last segment has expired
+
+
+@pytest.mark.parametrize(
+    ("table_format", "selection"),
+    [("delta", {"subscribe": "t"}), ("parquet", {"subscribePattern": "^t$"})],
+)
+def test_exported_topic_that_expired_ends_without_rows_if_data_loss_is_allowed(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    table_format: str,
+    selection: dict[str, str],
+) -> None:
+    lake, tier = Lake(tmp_path, table_format), SmallTier(tmp_path / "tier").grow(2)
+    options = {"path": str(tier.root), "cache": "false", **selection}
+    lake.export(options)
+    shutil.rmtree(tier.root / f"t-{tier.topic_id}")
+    allowed = {**options, "failOnDataLoss": "false"}
+    tier.root.mkdir(exist_ok=True)
+    with pytest.raises(TierNotFoundError):  # the tier is gone, not only the topic
+        lake.export(allowed)
+    other = LogBuilder()
+    other.append(records("v", 0, 5))
+    writer = AivenTierWriter(str(tier.root), topic="other")
+    writer.write_segment(other.build().segments[0])
+    with pytest.raises(TopicNotFoundError, match="set failOnDataLoss=false to end without new"):
+        lake.export(options)
+    report = lake.export(allowed)
+    assert (report.rows, report.commits, report.skipped) == (0, 0, ())
+    assert "nothing new to write" in caplog.text
+    assert table_offsets(lake) == list(range(20))
+    if "subscribe" in selection:  # the table never had rows of another topic
+        for topics in ("mistyped", "t,mistyped"):
+            with pytest.raises(TopicNotFoundError, match="mistyped"):
+                lake.export({**allowed, "subscribe": topics})

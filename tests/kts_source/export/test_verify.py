@@ -88,7 +88,7 @@ def test_verify_of_intact_table_reports_the_number_of_rows(
 
 def test_verify_checks_the_table_before_new_rows_are_written(lake: Lake) -> None:
     first = exported(lake, options=source(endingOffsets=HALF), verify=True)
-    assert first.verified == ("verified nothing: the table has no rows of these topics",)
+    assert first.verified == ("verified nothing: the table has no rows of the planned partitions",)
     second = exported(lake, verify=True)
     assert f"verified {first.rows:,} rows of 2 partitions" in second.verified[0]
     assert f"verified {first.rows + second.rows:,} rows" in verified(lake)
