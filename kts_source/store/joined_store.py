@@ -360,6 +360,8 @@ class FallbackStore:
         try:
             answer = read(number)
         except _DOWN as error:
+            if number == 1:
+                error.message = error.message.replace("option 'path'", "option 'fallbackPath'")
             with self._lock:
                 is_first = time.monotonic() >= self._down_until[number]
                 self._down_until[number] = time.monotonic() + REST_SECONDS

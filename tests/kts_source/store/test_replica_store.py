@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from kts_source.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     StoreError,
+    StoreNotFoundError,
     StoreUnavailableError,
 )
 from kts_source.options import parse_options
@@ -109,6 +111,16 @@ def test_object_missing_in_the_first_store_is_read_from_the_mirror(
     with pytest.raises(ObjectNotFoundError) as caught:
         store.get_range("x", 2, 5, version=version)
     assert caught.value.uri == store.uri("x")
+
+
+def test_missing_mirror_folder_error_names_the_option_of_the_mirror(
+    store: FallbackStore, tmp_path: Path
+) -> None:
+    (tmp_path / "first/x").unlink()
+    shutil.rmtree(tmp_path / "mirror")
+    with pytest.raises(StoreNotFoundError, match="Set option 'fallbackPath'") as caught:
+        store.head("x")
+    assert caught.value.uri == f"{(tmp_path / 'mirror').as_uri()}/"
 
 
 def test_listing_has_lost_objects_but_none_that_retention_deleted(
