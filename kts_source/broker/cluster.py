@@ -663,7 +663,8 @@ class Cluster:
             " Check the addresses and the network"
         ).advising(
             ". If the cluster no longer exists, a scan without this option reads only the tier; a"
-            " stream with a checkpoint must keep the option"
+            " stream with a checkpoint, and an export whose table has offsets of brokers, must keep"
+            " the option"
         )
 
 

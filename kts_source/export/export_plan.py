@@ -419,12 +419,17 @@ def _check_log(options: ScanOptions, partition: PartitionPlan, held: OffsetRange
     stop = partition.surviving.stop
     if held.stop > stop:
         if options.plan_file is None:  # an old plan ends earlier, so it has no new offsets
+            hint = ""
+            if options.brokers is None and not options.tail_paths:
+                hint = (
+                    " If earlier runs also read brokers or disks, set kafka.bootstrap.servers or"
+                    " tailPath again."
+                )
             location.raise_or_warn(
-                f"the log ends at offset {stop}, but the table has offsets [{held.start},"
-                f" {held.stop}). The missing records were lost in an unclean election or with their"
-                " segments, or they were read from brokers or disks that are no longer in the"
-                " options. Export into another table; failOnDataLoss=false keeps the table's rows"
-                f" and continues at offset {held.stop}"
+                f"the table has offsets [{held.start}, {held.stop}), but the log ends at offset"
+                f" {stop}.{hint} If the missing records were lost in an unclean election or with"
+                " their segments, export into another table; failOnDataLoss=false keeps the table's"
+                f" rows and continues at offset {held.stop}"
             )
         return
     owner = epoch_before(partition, held.stop, options)

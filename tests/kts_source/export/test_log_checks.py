@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
+from kts_source.cli.flags import with_flags
 from kts_source.errors import (
     DataLossError,
     ExportError,
@@ -132,8 +133,11 @@ def test_export_raises_if_the_log_ends_before_the_table(lake: Lake, tmp_path: Pa
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.expire(2)
-    with pytest.raises(DataLossError, match=r"t-0: the log ends at offset 20.*offsets \[0, 30\)"):
+    ends = r"t-0: the table has offsets \[0, 30\), but the log ends at offset 20\."
+    hint = "If earlier runs also read brokers or disks, set --bootstrap-servers or --tail-path"
+    with pytest.raises(DataLossError, match=ends) as raised:
         lake.export(tier.options())
+    assert f"20. {hint} again. " in with_flags(str(raised.value))
     assert lake.export(tier.options(failOnDataLoss="false")).ranges == ()
     assert table_offsets(lake) == list(range(30))
 

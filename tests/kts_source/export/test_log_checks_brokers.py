@@ -67,6 +67,18 @@ def test_export_from_brokers_after_unclean_election_raises(
     assert lake.export({**options(brokers), "failOnDataLoss": "false"}).rows == 5
 
 
+def test_export_from_brokers_after_lost_records_raises(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, "parquet")
+    partition = FakePartition(fake_log(log_of((3, b"a", 15))), epoch=3)
+    brokers.create("t", [partition])
+    lake.export(options(brokers))
+    partition.log = fake_log(log_of((3, b"a", 10)))
+    with pytest.raises(DataLossError, match=r"ends at offset 10\. If the missing records were"):
+        lake.export(options(brokers))
+
+
 def test_export_continues_if_the_log_starts_at_the_end_of_the_table(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
