@@ -26,7 +26,7 @@ from kts_source.export.compaction import can_merge
 from kts_source.export.report import add_reports, empty_report
 from kts_source.export.row_schema import check_typed
 from kts_source.export.run import export
-from kts_source.export.tables.export_table import is_outage
+from kts_source.export.tables.library_errors import is_outage
 from kts_source.options.scan_options import check_for_stream, refuse_durations
 from kts_source.planning.topic_options import options_by_topic
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from kts_source.errors import ExportError, StoreUnavailableError, TieredKafkaError
 from kts_source.export.partitioning import with_made_columns
 from kts_source.export.settings import name_parts
-from kts_source.export.tables.export_table import Commit, ExportTable, TableContents, is_outage
+from kts_source.export.tables.export_table import Commit, ExportTable, TableContents
+from kts_source.export.tables.library_errors import is_outage
 from kts_source.secret import scrub
 from kts_source.spark.row_frames import spark_schema
 from kts_source.store.storage_options import secret_values

@@ -56,10 +56,7 @@ def error_of_status(
         case 404:
             return ObjectNotFoundError("no such object", uri=uri)
         case 401 | 403:
-            text = text.rstrip(". ")
-            if "expire" not in text.lower():  # the text of expired credentials contains advice
-                text += ". Check the credentials, their permissions and the clock of this machine"
-            return AccessDeniedError(f"access denied: {text}", uri=uri)
+            return access_denied(text, uri=uri)
         case 412:
             return ObjectChangedError(f"the object changed: {wanted} was planned", uri=uri)
         case 416:
@@ -67,6 +64,16 @@ def error_of_status(
     if status == 429 or (status >= 500 and status != 501):
         return TransientError(text)
     return StoreError(f"the store failed: {text}", uri=uri)
+
+
+def access_denied(text: str, *, uri: str) -> AccessDeniedError:
+    """Returns the error if a store refuses a request or the credentials. `text` describes the
+    failure.
+    """
+    text = text.rstrip(". ")
+    if "expire" not in text.lower():  # the text of expired credentials contains advice
+        text += ". Check the credentials, their permissions and the clock of this machine"
+    return AccessDeniedError(f"access denied: {text}", uri=uri)
 
 
 def require_range(

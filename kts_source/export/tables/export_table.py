@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
-import re
 import threading
 import time
 import uuid
@@ -36,7 +34,6 @@ from kts_source.errors import (
     CommitConflictError,
     ExportError,
     InvalidOptionError,
-    StoreUnavailableError,
     TieredKafkaError,
     UnsupportedTargetError,
 )
@@ -45,13 +42,11 @@ from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advance_ranges
 from kts_source.export.row_schema import unite_schemas
 from kts_source.export.settings import ADD_FIELDS
+from kts_source.export.tables.library_errors import library_error
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import WriteTarget
-from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
-from kts_source.store.storage_options import expiry_advice, secret_values
-from kts_source.texts import whole_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -85,12 +80,6 @@ _RENEW_SECONDS: Final = 60.0
 _LEASE_SECONDS: Final = 600.0
 STATE_VERSION: Final = 2
 """Version of what an export records in its table. Version 1 was never released."""
-_EXPIRED: Final = re.compile("ExpiredToken|TokenRefreshRequired")
-_REFUSED_LOGINS: Final = frozenset(
-    {"UnauthorizedError", "AuthorizationExpiredError", "ForbiddenError", "OAuthError"}
-)
-"""Exceptions of PyIceberg if a REST catalog refuses a login or a request."""
-_CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,36 +533,8 @@ class ExportTable(ABC):
         return [entry for entry in listed if entry.key not in committed]
 
     def _library_error(self, text: str, error: Exception) -> TieredKafkaError:
-        """Converts an exception of a library to an error of this package. The message is `text` and
-        the message of the exception, without credentials.
-        """
-        catalog = self._settings.catalog.reveal().items()
-        hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
-        # A login to a REST catalog is "id:secret".
-        hidden |= {value.partition(":")[2] for name, value in catalog if name == "credential"}
-        hidden |= secret_values(self._settings.storage.reveal())
-        kind = StoreUnavailableError if is_outage(error) else ExportError
-        reason = _library_text(scrub(f"{type(error).__name__}: {error}", hidden))
-        if kind is StoreUnavailableError:
-            text += ", because its store or catalog is unavailable; wait for the end of the outage"
-        if _EXPIRED.search(reason):
-            reason += f". {expiry_advice(self._settings.storage.reveal(), os.environ)}"
-        if type(error).__name__ in _REFUSED_LOGINS:
-            reason += ". Check token or credential in catalog=… and the permissions of this login"
-        return kind(f"{text}: {reason}", uri=self._uri)
-
-
-_ESCAPE_CODE: Final = re.compile(r"\x1b\[[0-9;]*m")
-_STACK_TRACE: Final = re.compile(r"\n *0: .*", re.DOTALL)
-
-
-def _library_text(text: str) -> str:
-    """Returns the text of a library's error as one line, without colors and stack traces. delta-rs
-    writes causes after `↳`, each after its effect; the result begins with the last cause.
-    """
-    plain = _STACK_TRACE.sub("", _ESCAPE_CODE.sub("", text))
-    *effects, cause = (whole_line(part) for part in plain.split("↳"))
-    return f"{cause} ({': '.join(effects)})" if effects else cause
+        settings = self._settings
+        return library_error(text, error, settings.storage, settings.catalog, self._uri)
 
 
 def check_holders(state: TableState, topics: Mapping[PartitionKey, str], uri: str) -> None:
@@ -679,54 +640,6 @@ def partitioning_error(
         " partition_by, or export into another table or folder",
         uri=uri,
     )
-
-
-_OUTAGE_CLASSES: Final = frozenset(
-    {
-        "ConnectionError",  # of Python, and of requests
-        "TimeoutError",
-        "Timeout",  # requests
-        "EndpointConnectionError",  # botocore
-        "ConnectionClosedError",
-        "ConnectTimeoutError",
-        "ReadTimeoutError",
-        "ClientConnectionError",  # aiohttp
-        "ServiceRequestError",  # Azure
-        "ServiceResponseError",
-        "ServerError",  # PyIceberg
-        "ServiceUnavailableError",
-        "CommitStateUnknownException",
-    }
-)
-_OUTAGE_TEXTS: Final = re.compile(
-    r"error sending request"  # object_store, of delta-rs
-    r"|\b50[0234] (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Timeout)"
-    r"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE"
-    r"|REQUEST_TIMEOUT)"  # Arrow
-    r"|\(sqlite3\.OperationalError\) database is locked"  # SQLAlchemy
-)
-
-
-def is_outage(error: BaseException) -> bool:
-    """Returns True if an exception of a library means that a store or catalog is unavailable.
-
-    Compares the names of exception classes, because the libraries may not be installed. Also
-    searches the text of the exception, because libraries in Rust and C++ report outages only in the
-    text.
-    """
-    return any(
-        _OUTAGE_CLASSES & {kind.__name__ for kind in type(cause).__mro__}
-        or (isinstance(cause, Exception) and _OUTAGE_TEXTS.search(str(cause)))
-        for cause in _causes(error)
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import sqlalchemy
 from azure.core.exceptions import ServiceRequestError
 from azure.storage.blob import BlobServiceClient
 
-from kts_source.export.tables.export_table import is_outage
+from kts_source.export.tables.library_errors import is_outage
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.small_tier import SmallTier, table_offsets
 from tests.kts_source.export.test_follow import Driven, Failing

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import AccessDeniedError
+from kts_source.export.settings import export_settings
 from kts_source.export.tables.delta import DeltaExportTable
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.store.one_object import BY_S3FS, KEYS, OneObject
@@ -56,6 +57,24 @@ def test_expired_environment_variable_is_named(
     with pytest.raises(AccessDeniedError, match="environment variable AWS_SESSION_TOKEN"):
         store.get_range("x", 0, 4)
     store.close()
+
+
+def test_wrong_secret_of_a_delta_table_raises_access_denied_error_without_xml(
+    bucket: OneObject,
+) -> None:
+    bucket.refusal, bucket.refuses = (403, "SignatureDoesNotMatch"), lambda _headers: True
+    options = {"s3.endpoint": bucket.url, "s3.region": "us-east-1", **KEYS}
+    settings = export_settings("s3://bucket/t", table_format="delta", target_options=options)
+    table = DeltaExportTable(settings)
+    with pytest.raises(AccessDeniedError, match="Check the credentials") as raised:
+        table.load()
+    text = raised.value.message
+    assert "the Delta table cannot be opened: SignatureDoesNotMatch: no (OSError: " in text
+    body = "<Error><Code>C</Code><Message>M.</Message>\n<StringToSign>A</StringToSign></Error>\n"
+    error = table._library_error("failed", OSError(f'403\n ↳ <?xml version="1.0"?>\n{body}'))
+    table.close()
+    assert "M." in text + error.message
+    assert "<" not in text + error.message
 
 
 def test_error_of_a_table_library_names_the_expired_option(tmp_path: Path) -> None:
