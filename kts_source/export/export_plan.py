@@ -108,8 +108,8 @@ def plan_export(
     except TopicNotFoundError as error:
         check_expired(options, state, error)
         scan = ScanPlan((), (), options.columns)
-    check_logs(options, scan.partitions, state)
-    plan = _plan_waves(scan, options, state.committed, commit_bytes, continuation.skipped)
+    skipped = [*check_logs(options, scan.partitions, state), *continuation.skipped]
+    plan = _plan_waves(scan, options, state.committed, commit_bytes, skipped)
     if rollback is None:
         return plan
     reason = "a rollback of the table removed its rows, and the loss was accepted"
@@ -372,8 +372,9 @@ def check_expired(options: ScanOptions, state: TableState, error: TopicNotFoundE
 
 def check_logs(
     options: ScanOptions, partitions: Sequence[PartitionPlan], state: TableState
-) -> None:
-    """Checks that the logs of the planned partitions still match the rows in the table.
+) -> list[Skipped]:
+    """Checks that the logs of the planned partitions still match the rows in the table. Returns the
+    lost first offsets of new partitions if data loss is allowed.
 
     Raises:
         DataLossError: Data loss is not allowed, and one of these faults was found: a log ends below
@@ -381,7 +382,7 @@ def check_logs(
             was created again; or a new partition has lost its first records.
     """
     if not state.fingerprint:
-        return
+        return []
     held_topics: dict[tuple[str, str], bool] = {}
     new_partitions = []
     for partition in partitions:
@@ -392,15 +393,19 @@ def check_logs(
             new_partitions.append(partition)
         else:
             _check_log(options, partition, held)
-    for partition in new_partitions:
-        if held_topics[partition.topic, partition.topic_id]:
-            _check_new_partition(options, partition)
+    lost = [
+        gap
+        for partition in new_partitions
+        if held_topics[partition.topic, partition.topic_id]
+        for gap in _lost_first_offsets(options, partition)
+    ]
     for (name, topic_id), is_held in held_topics.items():
         if is_held or name in options.topic_ids or "" in options.topic_ids:
             continue
         before = state.topic_id(name)
         if before is not None and not is_stored_text(before, topic_identity(name, topic_id)):
             _check_recreated(options, name, before, topic_id)
+    return lost
 
 
 def epoch_before(partition: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
@@ -442,7 +447,10 @@ def _check_log(options: ScanOptions, partition: PartitionPlan, held: OffsetRange
         )
 
 
-def _check_new_partition(options: ScanOptions, partition: PartitionPlan) -> None:
+def _lost_first_offsets(options: ScanOptions, partition: PartitionPlan) -> Iterator[Skipped]:
+    """Yields the offsets before the start of a partition that is new to the table, unless the
+    options name its start. Raises `OffsetOutOfRangeError` if data loss is not allowed.
+    """
     location = Place(
         partition.topic, partition.partition, fail_on_data_loss=options.fail_on_data_loss
     )
@@ -452,10 +460,11 @@ def _check_new_partition(options: ScanOptions, partition: PartitionPlan) -> None
         return
     location.raise_or_warn(
         f"the partition is new to the table and begins at offset {first}: offsets [0, {first}) may"
-        " have been deleted before they were exported. To export the partition from offset"
-        f" {first}, set this offset in startingOffsets, or set failOnDataLoss=false",
+        " have been deleted before they were exported; set failOnDataLoss=false to export the"
+        f" partition from offset {first}, or set this offset in startingOffsets",
         OffsetOutOfRangeError,
     )
+    yield Skipped(partition.topic, partition.partition, 0, first, _GONE)
 
 
 def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: str) -> None:

@@ -210,6 +210,22 @@ def test_export_of_new_partition_without_its_first_records_raises(
     assert lake.export(tier.options).commits == 0
 
 
+def test_lost_first_records_of_new_partition_are_reported_if_loss_is_allowed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake, tier = Lake(tmp_path, "parquet"), Elections(tmp_path / "tier")
+    tier.upload((1, "a", 0, 10))
+    lake.export(tier.options)
+    other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
+    other.upload((1, "a", 0, 10), (1, "a", 10, 20), only=1)
+    report = lake.export({**tier.options, "failOnDataLoss": "false"})
+    assert ranges(report) == [(10, 20)]
+    assert [(gap.partition, gap.start, gap.stop) for gap in report.skipped] == [(1, 0, 10)]
+    assert "t-1: the partition is new to the table" in caplog.text
+    assert "failOnDataLoss" not in caplog.text
+    assert lake.export({**tier.options, "failOnDataLoss": "false"}).skipped == ()
+
+
 def test_run_after_interrupted_first_run_exports_partition_that_starts_above_zero(
     lake: Lake, tmp_path: Path
 ) -> None:
