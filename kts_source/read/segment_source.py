@@ -152,7 +152,9 @@ class SegmentSource:
         for key, ref in sources.items():
             if is_in_additional_store(key):
                 return None
-            info = mirror.in_mirror(key, ref.version, error.message, size=ref.size)
+            is_damaged = error.uri in (None, self.store.uri(key))
+            reason = error.message if is_damaged else ""
+            info = mirror.in_mirror(key, ref.version, reason, size=ref.size)
             copies[key] = ref if info is None else ObjectRef.of(info)
         if copies == sources:
             return None

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import FIRST_REQUEST_BYTES, SegmentSpan, request_groups
+from kts_source.store.joined_store import mirror_of
 from segment_format.errors import CorruptRecordError, SegmentFormatError
 from segment_format.record.batch_header import MAGIC_2
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_prefix
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from segment_format.record.framing import Entry
 
 log = logging.getLogger(__name__)
-
-
-_ADVICE: Final = ". Restore the object or set fallbackPath; `kts verify` finds all damaged batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +139,10 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
         if isinstance(error, CorruptRecordError) and not isinstance(
             error, ContradictedIntervalsError
         ):
-            advice = _ADVICE
-        raise source.error_in_span(
-            CorruptSegmentError(
-                f"{error.message}{advice}", offset=error.offset, position=error.position
-            ),
-            span,
-        ) from error
+            mirror = " or set fallbackPath" if mirror_of(source.store) is None else ""
+            advice = f". Restore the object{mirror}; `kts verify` finds all damaged batches"
+        corrupt = CorruptSegmentError(error.message, offset=error.offset, position=error.position)
+        raise source.error_in_span(corrupt.advising(advice), span) from error
 
 
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:

@@ -270,7 +270,7 @@ class FallbackStore:
         self, key: str, version: str | None, reason: str, *, size: int | None = None
     ) -> ObjectInfo | None:
         """Returns the mirror's object, to read it in place of an invalid object. Logs the first
-        call for a key as a warning with `reason`.
+        call for a key as a warning with `reason`, unless `reason` is empty.
 
         Returns `None` if `version` already names the mirror's object, if the mirror fails or lacks
         the object, or if the object does not have `size` bytes.
@@ -283,7 +283,8 @@ class FallbackStore:
             return None
         if size is not None and info.size != size:
             return None
-        self._report(key, reason)
+        if reason:
+            self._report(key, reason)
         return _add_store(1, info)
 
     def head_again(self, key: str, version: str | None) -> ObjectInfo:

@@ -156,6 +156,18 @@ def damage_batch(log: Path) -> None:
     log.write_bytes(data)
 
 
+def test_warning_about_the_mirror_names_only_the_damaged_object(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, options = write_mirrored(tmp_path, 1)
+    damaged = objects(tmp_path / "tier", "log")[1]
+    damage_batch(damaged)
+    assert scanned(options) == expected(log)
+    (line,) = [each.message for each in caplog.records if "read from the mirror" in each.message]
+    assert line.startswith(f"{damaged.as_uri()} is read from the mirror")
+    assert "fallbackPath" not in line.partition("(fallbackPath)")[2]
+
+
 def test_damage_in_both_stores_fails_with_the_object_of_the_tier(tmp_path: Path) -> None:
     _, options = write_mirrored(tmp_path, 1)
     for root in ("tier", "mirror"):
@@ -163,6 +175,7 @@ def test_damage_in_both_stores_fails_with_the_object_of_the_tier(tmp_path: Path)
     with pytest.raises(CorruptSegmentError) as caught:
         scan(options)
     assert caught.value.uri == objects(tmp_path / "tier", "log")[1].as_uri()
+    assert "Restore the object; `kts verify`" in str(caught.value)
 
 
 def test_row_returned_before_the_damage_is_not_returned_again(tmp_path: Path) -> None:
