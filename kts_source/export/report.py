@@ -63,6 +63,7 @@ _HELP: Final = {
     "rejected_rows": "Rows that the last run rejected.",
     "pending_dead_letter_files": "Files of dead letters that are not replayed, of all runs.",
     "malformed_rows": "Malformed rows that the last run dropped.",
+    "mirrored_reads": "Reads of the last run that the mirror of the tier served.",
     "newest_record_timestamp_seconds": "Newest timestamp of the tier, seconds since the epoch.",
     "skipped_offsets": "Requested offsets that the last run skipped.",
     "new_fields": "Fields that the last run did not write, because the schema lacks them.",
@@ -126,6 +127,7 @@ class BackfillReport(Displayed):
         verified: Results of the verification with `verify=True`, as sentences.
         run_id: Id of the run, as in log lines and metrics.
         malformed: Number of rows that mode `DROPMALFORMED` dropped.
+        mirrored: Number of reads of tasks that the mirror (`fallbackPath`) served.
         newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
             the epoch; `None` if unknown, for example for records that only brokers have.
         ended_ms: Time of the end of the run, in ms since the epoch.
@@ -161,6 +163,7 @@ class BackfillReport(Displayed):
     verified: tuple[str, ...] = ()
     run_id: str = ""
     malformed: int = 0
+    mirrored: int = 0
     newest_ms: int | None = None
     ended_ms: int | None = None
     dry_run: bool = False
@@ -238,6 +241,7 @@ class BackfillReport(Displayed):
             "rows": self.rows,
             "rejected_rows": self.rejected,
             "malformed_rows": self.malformed,
+            "mirrored_reads": self.mirrored,
             "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
             "new_fields": len(self.new_fields),
             "added_fields": len(self.added_fields),
@@ -374,6 +378,8 @@ def _summary(report: BackfillReport) -> list[str]:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
     if report.malformed:
         lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
+    if report.mirrored:
+        lines.append(f"  {report.mirrored:,} reads from the mirror: repair the tier")
     lines.extend(f"  {line}" for line in (report.freshness, report.small_files) if line)
     if report.added_fields:
         lines.append(f"  added to the schema: {', '.join(report.added_fields)}")

@@ -671,6 +671,7 @@ class _Run:
             pending_letters=pending_letters(self.settings, load, self.run_id),
             created=self.table.created,
             malformed=sum(report.malformed for report in reports),
+            mirrored=sum(report.mirrored for report in reports),
             ended_ms=time.time_ns() // 1_000_000,
         )
 

@@ -192,6 +192,7 @@ class TaskReport:
         seconds_writing: Part of `seconds` that was spent on transforms, encoding, compression and
             storing.
         seconds_of: Other parts of `seconds` by stage; see `STAGES_OF_TASKS`.
+        mirrored: Number of reads that the mirror of the tier served.
         malformed: Number of rows that were dropped because they cannot be decoded (mode
             `DROPMALFORMED`).
         spills: Temporary files that a task of the first round of a compaction wrote.
@@ -217,6 +218,7 @@ class TaskReport:
     seconds_writing: float = 0.0
     seconds_of: Mapping[str, float] = field(default_factory=dict[str, float])
     malformed: int = 0
+    mirrored: int = 0
     spills: tuple[SpillFile, ...] = ()
     newest_ms: tuple[tuple[str, int, int], ...] = ()
     lost: tuple[LostRange, ...] = ()

@@ -536,6 +536,7 @@ def _read_steps(
         requests=metrics.requests,
         bytes_read=metrics.bytes,
         retries=metrics.retries,
+        mirrored=metrics.mirrored,
         lost=metrics.lost_ranges,
         malformed=metrics.malformed if set_aside is None else 0,
         seconds_of={

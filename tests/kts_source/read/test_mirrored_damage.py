@@ -168,6 +168,20 @@ def test_warning_about_the_mirror_names_only_the_damaged_object(
     assert "fallbackPath" not in line.partition("(fallbackPath)")[2]
 
 
+def test_reads_from_the_mirror_are_in_the_report_and_the_metrics(tmp_path: Path) -> None:
+    _, options = write_mirrored(tmp_path, 1)
+    report = Lake(tmp_path, "parquet").export({**options, "endingOffsets": '{"t": {"0": 1}}'})
+    assert report.mirrored == 0
+    assert "repair the tier" not in str(report)
+    objects(tmp_path / "tier", "log")[1].unlink()
+    report = Lake(tmp_path, "parquet").export(options)
+    assert report.mirrored > 0
+    assert f"{report.mirrored} reads from the mirror: repair the tier" in str(report)
+    assert f'\nkts_export_mirrored_reads{{target="{report.target}"}} {report.mirrored}\n' in (
+        report.to_prometheus()
+    )
+
+
 def test_damage_in_both_stores_fails_with_the_object_of_the_tier(tmp_path: Path) -> None:
     _, options = write_mirrored(tmp_path, 1)
     for root in ("tier", "mirror"):
