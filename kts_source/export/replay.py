@@ -157,7 +157,8 @@ def replay_tasks(
             f"the table records rejected rows, but the folder {settings.dead_letters} has no dead"
             f" letters of table {settings.target}, export {settings.export_id!r}, and of the"
             f" selected topics.{text} Set dead_letters, target, export_id and the topics of the run"
-            " that rejected them"
+            " that rejected them. If the files no longer exist, failOnDataLoss=false accepts their"
+            " loss"
         )
     return tasks
 

@@ -27,7 +27,7 @@ from kts_source.options.value_formats import FAILFAST
 from kts_source.planning.estimate import estimate
 from kts_source.read.task import ScanTask
 from kts_source.store.open_store import local_file
-from kts_source.texts import Displayed, Table, format_bytes
+from kts_source.texts import Displayed, Table, counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -137,6 +137,8 @@ class BackfillReport(Displayed):
         added_fields: Fields that `on_new_fields="add"` added to the table and wrote.
         created: True if the run created the table, or the folder of Parquet files.
         replayed: Number of files of dead letters that were replayed.
+        lost_letters: Number of files of dead letters whose loss a replay accepted. The table does
+            not record how many rows they had.
         pending_letters: Number of files of dead letters that are not replayed, of all runs: those
             in the folder `dead_letters`, and those that the table records and the folder lacks.
             `None` in a dry run, and if there is neither a folder nor a recorded file.
@@ -168,6 +170,7 @@ class BackfillReport(Displayed):
     ended_ms: int | None = None
     dry_run: bool = False
     replayed: int = 0
+    lost_letters: int = 0
     pending_letters: int | None = None
     created: bool = False
     new_fields: tuple[str, ...] = ()
@@ -280,8 +283,12 @@ class BackfillReport(Displayed):
             f"  {span.topic}-{span.partition}: [{span.start}, {span.stop})" for span in self.ranges
         )
         if self.replayed:
-            lines.append(f"  {self.replayed:,} files of dead letters were replayed")
-        elif not self.ranges:
+            lines.append(f"  replayed {counted(self.replayed, 'file')} of dead letters")
+        if self.lost_letters:
+            lines.append(
+                f"  accepted the loss of {counted(self.lost_letters, 'file')} of dead letters"
+            )
+        if not (self.ranges or self.replayed or self.lost_letters):
             lines.append("  nothing new to write")
         return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
 

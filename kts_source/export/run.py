@@ -339,7 +339,8 @@ class _Run:
                 finish_replay(self.settings, tasks)
         finally:
             self.progress.end()
-        report = replace(self._report((), (), state), replayed=len(tasks))
+        lost = 0 if kept is None else state.pending.total - sum(kept.values())
+        report = replace(self._report((), (), state), replayed=len(tasks), lost_letters=lost)
         log_run_end(report, ())
         return report
 

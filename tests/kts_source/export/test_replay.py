@@ -199,7 +199,9 @@ def test_loss_of_dead_letters_is_accepted_once(
     assert "records 1 files of dead letters" in caplog.text
     exports.tier["failOnDataLoss"] = "false"
     report = exports.run(replay=True)
-    assert (report.replayed, report.pending_letters) == (1, 0)
+    assert (report.replayed, report.lost_letters, report.pending_letters) == (1, 1, 0)
+    assert "replayed 1 file of dead letters" in str(report)
+    assert "accepted the loss of 1 file of dead letters" in str(report)
     assert not kept.exists()
     del exports.tier["failOnDataLoss"]
     caplog.clear()
@@ -224,8 +226,12 @@ def test_loss_of_all_dead_letters_is_accepted(exports: Exports) -> None:
     exports.run()
     for path in exports.letters.glob("*.parquet"):
         path.unlink()
+    with pytest.raises(ExportError, match="failOnDataLoss=false accepts their loss"):
+        exports.run(replay=True)
     exports.tier["failOnDataLoss"] = "false"
-    assert exports.run(replay=True).pending_letters == 0
+    report = exports.run(replay=True)
+    assert (report.lost_letters, report.pending_letters) == (2, 0)
+    assert "nothing new to write" not in str(report)
     exports.run(verify=True)
 
 
