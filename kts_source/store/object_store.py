@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from kts_source.errors import InvalidKeyError, ObjectChangedError, TruncatedObjectError
+from kts_source.errors import InvalidKeyError, ObjectChangedError, StoreError, TruncatedObjectError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -217,9 +217,15 @@ def check_range(start: int, stop: int) -> None:
 
 
 def check_version(version: str | None, planned: str | None, *, uri: str) -> None:
-    """Raises `ObjectChangedError` if `version` differs from `planned`. Accepts every version if
-    `planned` is None.
+    """Raises `ObjectChangedError` if `version` differs from `planned`, or `StoreError` if `version`
+    is None. Accepts every version if `planned` is None.
     """
+    if version is None and planned is not None:
+        raise StoreError(
+            f"the response has no ETag, but version {planned} was planned: a gateway probably"
+            " serves a file that was not written through it. Copy the object through the gateway",
+            uri=uri,
+        )
     if planned is not None and version != planned:
         raise ObjectChangedError(
             f"the object changed: its version was {planned} and is {version} now", uri=uri

@@ -364,10 +364,7 @@ class S3Reader(RangeReader):
         def read(answer: http.client.HTTPResponse) -> memoryview:
             if answer.status not in (200, 206):
                 raise self._refusal(answer, keys)
-            etag = answer.headers.get("ETag")
-            if etag is None and version is not None:
-                raise TransientError("the response has no ETag")
-            check_version(etag, version, uri=uri)
+            check_version(answer.headers.get("ETag"), version, uri=uri)
             content_range = join_header(answer.headers.get_all("Content-Range", ()))
             require_range(answer.status, content_range, _length(answer), start, stop, uri=uri)
             data = writable_bytes(stop - start)

@@ -242,10 +242,7 @@ class S3Store(ClientStore):
         async def read(filesystem: Any) -> bytes:  # noqa: ANN401
             answer = await filesystem._call_s3("get_object", Bucket=self._bucket, **arguments)  # noqa: SLF001  # the only way to a conditional read
             try:
-                etag = answer.get("ETag")
-                if etag is None and version is not None:
-                    raise TransientError("the response has no ETag")
-                check_version(etag, version, uri=uri)
+                check_version(answer.get("ETag"), version, uri=uri)
                 status = answer["ResponseMetadata"]["HTTPStatusCode"]
                 content_range, length = answer.get("ContentRange"), answer.get("ContentLength")
                 require_range(status, content_range, length, start, stop, uri=uri)

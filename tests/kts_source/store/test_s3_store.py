@@ -167,7 +167,6 @@ PASSING: dict[str, Fault | tuple[Fault, ...]] = {
     "longer range": change(Content_Range="bytes 10-200/1280"),
     "odd range": change(Content_Range="bytes ten"),
     "no range": change(Content_Range=None),
-    "no ETag": change(ETag=None),
 }
 
 
@@ -307,6 +306,7 @@ FINAL: dict[str, tuple[Callable[[Answer], object], type[StoreError], str]] = {
     "not implemented": (status(501, "NotImplemented"), StoreError, "NotImplemented"),
     "changed": (status(412, "PreconditionFailed"), ObjectChangedError, "was planned"),
     "condition ignored": (change(ETag='"other"'), ObjectChangedError, 'is "other" now'),
+    "no ETag": (change(ETag=None), StoreError, "no ETag.* Copy the object through the gateway"),
     "beyond": (status(416, "InvalidRange"), TruncatedObjectError, "ends before"),
     "shorter object": (
         change(Content_Range="bytes 10-59/60"),
