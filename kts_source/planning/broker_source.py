@@ -287,8 +287,7 @@ class BrokerSource:
         """
         uri = self._tier.store.uri(self._options.key_prefix)
         for brokers in self._view.logs.values():
-            is_tiered = brokers.local_start is not None and brokers.local_start > brokers.log_start
-            is_missing = is_tiered and brokers.topic not in self._tiered_topics
+            is_missing = _is_tiered(brokers) and brokers.topic not in self._tiered_topics
             if is_missing and self._options.fail_on_data_loss:
                 problem = f"there is no object of topic id {brokers.topic_id} at {uri}"
                 check = "check path, keyPrefix and layout"
@@ -307,16 +306,22 @@ class BrokerSource:
 
     def _notes(self) -> list[str]:
         uri = self._tier.store.uri(self._options.key_prefix)
-        notes = [
-            f"topic {name}: no object of topic id {topic.topic_id} at {uri}; all of it is read from"
-            " brokers"
-            for name, topic in self._view.topics.items()
-            if name not in self._tiered_topics
-        ]
-        for note in notes:
-            log.warning("%s", note)
+        lost = {brokers.topic for brokers in self._view.logs.values() if _is_tiered(brokers)}
+        notes = []
+        for name, topic in self._view.topics.items():
+            if name not in self._tiered_topics:
+                notes.append(
+                    f"topic {name}: no object of topic id {topic.topic_id} at {uri}; all of it is"
+                    " read from brokers"
+                )
+                log.log(logging.WARNING if name in lost else logging.INFO, "%s", notes[-1])
         named = () if self._named is None else self._named.notes()
         return [*notes, *named]
+
+
+def _is_tiered(brokers: BrokerLog) -> bool:
+    """Returns True if brokers report that they no longer have the first offsets of a partition."""
+    return brokers.local_start is not None and brokers.local_start > brokers.log_start
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,20 @@ def test_wrong_key_prefix_raises_topic_not_found_error(world: World) -> None:
         world.plan(keyPrefix="other/")
 
 
+@pytest.mark.parametrize(("local_start", "level"), [(0, "INFO"), (48, "WARNING")])
+def test_topic_without_objects_is_a_warning_only_if_brokers_lack_offsets(
+    world: World, caplog: pytest.LogCaptureFixture, local_start: int, level: str
+) -> None:
+    world.write_metadata()
+    (user,) = world.cluster.topics["t"][1]
+    user.log = dataclasses.replace(user.log, local_start=local_start)
+    with caplog.at_level("INFO"):
+        plan = world.plan(keyPrefix="other/", failOnDataLoss="false")
+    (line,) = [each for each in caplog.records if "no object of topic id" in each.message]
+    assert line.levelname == level
+    assert line.message in plan.notes
+
+
 def test_repeated_and_unordered_metadata_records_are_accepted(world: World) -> None:
     started, finished = world.records[0]
     world.records[0] = [finished, started, started, finished, finished, started]
