@@ -28,6 +28,7 @@ from kts_source.predicate.model import split_by_fields
 from kts_source.read.read_settings import read_schema
 from kts_source.secret import scrub
 from kts_source.store.storage_options import secret_values
+from kts_source.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -245,10 +246,14 @@ def pending_letters(
             folders = pending.folders()
             lost = [each for each in folders if present.get(each, 0) < pending.of_run(each)]
             log.warning(
-                "run %s: the table records %d files of dead letters that %s lacks%s. Replay them"
+                "run %s: the table records %s of dead letters that %s lacks%s. Replay them"
                 " with the dead_letters of these runs. If they no longer exist, run once with"
                 " replay=True and failOnDataLoss=false to accept their loss",
-                *(run_id, missing, settings.dead_letters or "this run, without a folder for them,"),
+                *(
+                    run_id,
+                    counted(missing, "file"),
+                    settings.dead_letters or "this run, without a folder for them,",
+                ),
                 "".join(f"; run {each} wrote to {folders[each]}" for each in lost[:_MAX_NAMED]),
             )
     except Exception as error:  # noqa: BLE001  # a count must not fail a run whose rows are committed

@@ -364,17 +364,19 @@ def _summary(report: BackfillReport) -> list[str]:
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
     if report.dry_run:
         return [
-            f"Dry run of {report.target} ({report.table_format}): {report.commits} commits planned",
+            f"Dry run of {report.target} ({report.table_format}):"
+            f" {counted(report.commits, 'commit')} planned",
             f"  would read {format_bytes(report.segment_bytes)} of segments with"
-            f" {report.requests:,} requests, about ${report.cost:.4f}",
+            f" {counted(report.requests, 'request')}, about ${report.cost:.4f}",
             *(f"  {line}" for line in (*report.verified, report.freshness) if line),
         ]
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
-        f" {report.rows:,} rows in {report.files:,} files, {report.commits} commits",
+        f" {counted(report.rows, 'row')} in {counted(report.files, 'file')},"
+        f" {counted(report.commits, 'commit')}",
         f"  {format_bytes(report.segment_bytes)} of segments -> {format_bytes(report.file_bytes)}"
         + (f" (ratio {report.ratio:.1f})" if report.file_bytes else ""),
-        f"  {report.requests:,} requests, {format_bytes(report.bytes_read)} received,"
+        f"  {counted(report.requests, 'request')}, {format_bytes(report.bytes_read)} received,"
         f" {report.retries} retries, about ${report.cost:.4f}",
         f"  seconds: {seconds}",
     ]
@@ -386,7 +388,7 @@ def _summary(report: BackfillReport) -> list[str]:
     if report.malformed:
         lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
     if report.mirrored:
-        lines.append(f"  {report.mirrored:,} reads from the mirror: repair the tier")
+        lines.append(f"  {counted(report.mirrored, 'read')} from the mirror: repair the tier")
     lines.extend(f"  {line}" for line in (report.freshness, report.small_files) if line)
     if report.added_fields:
         lines.append(f"  added to the schema: {', '.join(report.added_fields)}")

@@ -86,7 +86,7 @@ from kts_source.options.times import TIME_RANGE
 from kts_source.options.value_formats import JSON, JSON_CONFLUENT
 from kts_source.planning.estimate import estimate
 from kts_source.planning.topic_options import options_by_topic
-from kts_source.texts import format_bytes
+from kts_source.texts import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -684,9 +684,9 @@ _MAX_NAMED: Final = 8
 def log_run_start(run_id: str, target: str, plan: ExportPlan, committed: CommittedRanges) -> None:
     """Logs the offsets that a run will write, and the committed offsets that it continues after."""
     log.info(
-        "run %s: export to %s begins: %d commits planned, %d tasks, %s of segments",
-        *(run_id, target, len(plan.waves), len(plan.scan.tasks)),
-        format_bytes(plan.scan.nominal_bytes),
+        "run %s: export to %s begins: %s planned, %s, %s of segments",
+        *(run_id, target, counted(len(plan.waves), "commit")),
+        *(counted(len(plan.scan.tasks), "task"), format_bytes(plan.scan.nominal_bytes)),
     )
     for topic in dict.fromkeys(partition.topic for partition in plan.scan.partitions):
         lines = []
@@ -705,8 +705,8 @@ def log_commit(run_id: str, table: ExportTable, commit: Commit, seconds: float) 
     """Logs a commit, and the offsets that it added to the table."""
     files, size = table.written([commit])
     log.info(
-        "run %s: committed %s: %d rows in %d files, %s, %.1f s: %s",
-        *(run_id, table.version, sum(file.rows for file in commit.files), files),
+        "run %s: committed %s: %d rows in %s, %s, %.1f s: %s",
+        *(run_id, table.version, sum(file.rows for file in commit.files), counted(files, "file")),
         *(format_bytes(size), seconds),
         _joined(
             [
@@ -727,10 +727,10 @@ def log_run_end(report: BackfillReport, partitions: Sequence[PartitionPlan]) -> 
     fire then.
     """
     log.info(
-        "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %d commits,"
-        " %s received%s",
+        "run %s: export to %s ended: %d rows, %d rejected, %d dropped as malformed, %s, %s"
+        " received%s",
         *(report.run_id, report.target, report.rows, report.rejected, report.malformed),
-        *(report.commits, format_bytes(report.bytes_read)),
+        *(counted(report.commits, "commit"), format_bytes(report.bytes_read)),
         f"; {report.freshness}" if report.freshness else "",
     )
     # The tier may have no segment yet if brokers serve the offsets.

@@ -21,6 +21,7 @@ from kts_source.errors import DataLossError, ExportError, ObjectNotFoundError
 from kts_source.export.parquet_file import count_rows, open_parquet
 from kts_source.export.ranges import OffsetRange, held_range
 from kts_source.export.task import OFFSET
+from kts_source.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -277,8 +278,8 @@ class _Check:
 
     def _lines(self, rows: int) -> tuple[str, ...]:
         lines = [
-            f"verified {rows:,} rows of {len(self.recorded)} partitions in"
-            f" {len(self.contents.files)} files: no row is missing or stored twice"
+            f"verified {counted(rows, 'row')} of {counted(len(self.recorded), 'partition')} in"
+            f" {counted(len(self.contents.files), 'file')}: no row is missing or stored twice"
         ]
         if self.contents.is_shared:
             lines.append(

@@ -196,7 +196,7 @@ def test_loss_of_dead_letters_is_accepted_once(
     lost, kept = sorted(exports.letters.glob("*.parquet"))
     lost.unlink()
     assert exports.run().pending_letters == 2
-    assert "records 1 files of dead letters" in caplog.text
+    assert "records 1 file of dead letters" in caplog.text
     exports.tier["failOnDataLoss"] = "false"
     report = exports.run(replay=True)
     assert (report.replayed, report.lost_letters, report.pending_letters) == (1, 1, 0)
@@ -244,6 +244,7 @@ def test_dead_letters_that_are_still_invalid_are_rejected_again(exports: Exports
     exports.correct({7})
     report = exports.run(replay=True)
     assert (report.rows, report.rejected) == (1, 2)
+    assert ": 1 row in 1 file, 1 commit\n" in str(report)
     assert exports.rejected() == [3, 15]
     assert not before & {path.name for path in exports.letters.glob("*.parquet")}
     exports.correct()
