@@ -192,6 +192,12 @@ class WorkerStartError(TieredKafkaError):
     """No worker process of an export or audit could start."""
 
 
+class WorkerDiedError(TieredKafkaError):
+    """A worker process of an export or audit died."""
+
+    retriable: ClassVar[bool] = True
+
+
 class PlanTooLargeError(TieredKafkaError):
     """The plan exceeds `maxPlanBytes` or `maxPlanRequests`."""
 

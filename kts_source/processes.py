@@ -13,10 +13,10 @@ import pickle
 import signal
 from typing import TYPE_CHECKING, TypeVar
 
-from kts_source.errors import WorkerStartError
+from kts_source.errors import WorkerDiedError, WorkerStartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from multiprocessing.queues import SimpleQueue
 
 T = TypeVar("T")
@@ -35,12 +35,13 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
         workers: Maximum number of concurrent processes.
 
     Raises:
-        WorkerStartError: No process could start.
-        BrokenProcessPool: A process died.
+        WorkerStartError: A process failed to start, and none had started.
+        WorkerDiedError: A process died.
         Exception: The error of a call.
     """
     # Spawn processes, because event loops and connections of the stores do not survive a fork.
     context = multiprocessing.get_context("spawn")
+    children_before = set(multiprocessing.active_children())
     started = context.SimpleQueue()
     pool = concurrent.futures.ProcessPoolExecutor(
         workers, context, initializer=_begin_worker, initargs=(started, _log_format())
@@ -53,15 +54,19 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
             futures = [pool.submit(_call, call, task) for task in tasks]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+        children = set(multiprocessing.active_children()) - children_before
         for future in concurrent.futures.as_completed(futures):
             yield future.result()
     except concurrent.futures.process.BrokenProcessPool as error:
-        if started.empty():
+        pool.shutdown(wait=True)
+        exit_codes = [process.exitcode or 0 for process in children]
+        # A process that fails to start exits with 1. The pool ends the others with SIGTERM.
+        if started.empty() and max(exit_codes, default=0) > 0:
             raise WorkerStartError(
                 "no worker process could start. Each worker imports the script that runs, so put"
                 ' the call under `if __name__ == "__main__":` in a script file'
             ) from error
-        raise
+        raise _died(exit_codes) from error
     except BaseException:
         while not started.empty():
             os.kill(started.get(), signal.SIGINT)
@@ -69,6 +74,15 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         started.close()
+
+
+def _died(exit_codes: Collection[int]) -> WorkerDiedError:
+    killed = -signal.SIGKILL in exit_codes
+    cause = "was killed (SIGKILL), probably because the memory ran out" if killed else "died"
+    return WorkerDiedError(
+        f"a worker process {cause}. Run again: an export resumes after its last commit, an audit"
+        " with a state after its last partition. If it happens again, use fewer workers"
+    )
 
 
 class _Worker:

@@ -7,7 +7,6 @@ import json
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -197,13 +196,7 @@ class AuditProcesses:
             return
         # Run the largest partitions first, so that the processes finish at about the same time.
         tasks = sorted(tasks, key=lambda task: -task.part.stored_bytes)
-        try:
-            yield from in_processes(partial(_run, job), tasks, min(self._workers, len(tasks)))
-        except BrokenProcessPool as error:
-            raise StoreError(
-                "a process of the audit died, perhaps for lack of memory. Run the audit again: with"
-                " a state, it resumes."
-            ) from error
+        yield from in_processes(partial(_run, job), tasks, min(self._workers, len(tasks)))
 
 
 def _run(job: AuditJob, task: AuditTask) -> AuditOutcome:

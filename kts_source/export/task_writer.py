@@ -15,7 +15,6 @@ import contextlib
 import os
 import time
 import uuid
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -581,13 +580,7 @@ class LocalExecutor:
         if workers <= 1:
             yield from (task.run(job) for task in tasks)
             return
-        try:
-            yield from in_processes(partial(_run, job), tasks, workers)
-        except BrokenProcessPool as error:
-            raise ExportError(
-                "a worker process died, so the files of the tasks that ran with it were not"
-                " committed. Run again to resume after the last commit"
-            ) from error
+        yield from in_processes(partial(_run, job), tasks, workers)
 
 
 def _run(job: ExportJob, task: RunnableTask) -> TaskReport:

@@ -27,8 +27,15 @@ LONGEST = (
     "test_hand_over",
     "test_stream_live",
     "test_lake_readers",
+    "test_tail",
+    "test_hybrid_branches",
+    "test_hybrid_jobs",
+    "test_dump_log_segments",
+    "test_typed_lake_readers",
+    "test_disks",
+    "test_disk_replicas",
 )
-"""Groups that run first, so that no worker is left with one of them at the end."""
+"""Groups that run first, longest first, so that no worker is left with one of them at the end."""
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too

@@ -61,6 +61,7 @@ def test_only_temporary_errors_are_retriable() -> None:
         errors.LeaderChangedError,
         errors.RegistryUnavailableError,
         errors.StoreUnavailableError,
+        errors.WorkerDiedError,
     ]
     assert [kind for kind in KINDS if kind.retriable] == retriable
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -61,3 +63,31 @@ def test_worker_without_the_class_of_the_formatter_runs_its_task_and_logs(tmp_pa
     result = run_script(tmp_path, LOG_SCRIPT)
     assert (result.returncode, result.stdout) == (0, "[1]\n"), result.stderr
     assert result.stderr == "task 1\n"
+
+
+KILLED_SCRIPT = """
+import os, signal
+from multiprocessing import parent_process
+from kts_source.errors import TieredKafkaError
+from kts_source.processes import in_processes
+
+def kill(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if {at_start} and parent_process() is not None:
+    kill(0)
+
+if __name__ == "__main__":
+    try:
+        list(in_processes(kill, [1, 2], 2))
+    except TieredKafkaError as error:
+        print(type(error).__name__, error.retriable, error)
+"""
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_killed_worker_raises_retriable_worker_died_error(tmp_path: Path, at_start: bool) -> None:
+    result = run_script(tmp_path, KILLED_SCRIPT.format(at_start=at_start))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("WorkerDiedError True a worker process was killed (SIGKILL),")
+    assert "use fewer workers" in result.stdout

@@ -6,13 +6,11 @@ Some of these audits use a state file.
 from __future__ import annotations
 
 import shutil
-from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING
 
 import pytest
 
 import kts_source
-from kts_source.auditing import run as tasks
 from kts_source.auditing.run import AuditOutcome
 from kts_source.errors import InvalidOptionError, StoreError
 from tests.golden_data import TIER, TOPICS, tier_options
@@ -87,15 +85,6 @@ def test_audit_by_executor_that_serializes_results_equals_default_audit(tmp_path
     assert (report, second.lines) == (expected, 0)
     with pytest.raises(StoreError, match="returned no result"):
         audit(options, now_ms=NOW_MS, executor=TextExecutor(loses_first=True))
-
-
-def test_death_of_a_worker_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(*_: object) -> Iterator[object]:
-        raise BrokenProcessPool
-
-    monkeypatch.setattr(tasks, "in_processes", dying)
-    with pytest.raises(StoreError, match="died"):
-        kts_source.audit(tier_options("txn"), jobs=2)
 
 
 def test_audit_with_zero_jobs_or_with_both_jobs_and_store_is_refused() -> None:
