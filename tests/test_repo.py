@@ -252,7 +252,9 @@ def marker_selections() -> list[str]:
     makefile = re.search(r"^UNIT := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert makefile is not None
     suites = re.findall(
-        r'^ *suite .*-m "([^"]+)"', (ROOT / ".ci" / "run").read_text(), re.MULTILINE
+        r'^ *(?:KTS_\w+=\S+ )?suite .*-m "([^"]+)"',
+        (ROOT / ".ci" / "run").read_text(),
+        re.MULTILINE,
     )
     assert len(suites) > 5
     return [makefile[1], *suites]
@@ -274,7 +276,9 @@ def suite_folders() -> dict[str, list[str]]:
     Excludes suites that name files.
     """
     text = (ROOT / ".ci" / "run").read_text().replace("\\\n", " ")
-    suites = re.findall(r'^ *suite .*-m "(?!not )(\w+)[^"]*" (.+)$', text, re.MULTILINE)
+    suites = re.findall(
+        r'^ *(?:KTS_\w+=\S+ )?suite .*-m "(?!not )(\w+)[^"]*" (.+)$', text, re.MULTILINE
+    )
     return {
         marker: paths.split()
         for marker, paths in suites
