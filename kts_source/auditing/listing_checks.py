@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kts_source.auditing.report import Finding
+from kts_source.errors import TieredKafkaError
 from kts_source.layout.aiven import INDEXES_SUFFIX, LOG_SUFFIX
 from kts_source.layout.layout import Orphan
 from kts_source.planning.estimate import ARCHIVE_CLASSES, DEFAULT_CLASS, monthly_cost
-from segment_format.manifest.object_names import SUFFIXES
+from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterator, Mapping, Sequence, Set
+    from concurrent.futures import Executor
 
+    from kts_source.layout.aiven import AivenLayout
     from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
     from kts_source.planning.lineage import Hole
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectInfo, ObjectStore
+
+_UNREADABLE: Final = (
+    "its manifest cannot be read: delete no object of this segment in any folder, because the"
+    " manifest may be a copy of a restore with zero copy"
+)
 
 
 @dataclass(frozen=True)
@@ -30,8 +38,11 @@ class PartitionObjects:
     Attributes:
         entries: The complete segments.
         orphans: Objects that are not part of a complete segment.
-        sources: Keys without suffix of the logs in other folders, see `with_sources`.
-        used: Keys of objects that a topic with another id uses.
+        folder: Folder of the topic id. Objects of other folders belong to other topic ids.
+        is_restored: True if a manifest may refer to objects in another folder, see `with_sources`.
+        references: Names of the segments that have a manifest in the folder, but no log or indexes.
+        unreadable: Keys of the manifests of `references` that cannot be read.
+        used: Keys of objects that may belong to a segment of another topic id.
     """
 
     topic: str
@@ -39,7 +50,10 @@ class PartitionObjects:
     partition: int
     entries: tuple[SegmentEntry, ...]
     orphans: tuple[Orphan, ...]
-    sources: frozenset[str] = frozenset()
+    folder: str = ""
+    is_restored: bool = False
+    references: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
     used: frozenset[str] = frozenset()
 
     @classmethod
@@ -65,11 +79,20 @@ class PartitionObjects:
         """
         return f"{self.topic}-{self.topic_id}/{self.partition}"
 
-    def with_used(self, keys: Set[str]) -> PartitionObjects:
-        """Returns the same objects with the attribute `used`, from the keys of the whole tier. Used
-        objects are no orphans of this topic id, unless its own manifest refers to a lost object.
+    def with_used(self, references: Mapping[str, int]) -> PartitionObjects:
+        """Returns the same objects with the attribute `used`. Used objects are no orphans of this
+        topic id, unless its own manifest refers to a lost object.
+
+        Args:
+            references: For each name in the attribute `references` of any partition, the number of
+                these partitions.
         """
-        used = frozenset(keys & self.sizes.keys())
+        used = frozenset(
+            key
+            for key in self.sizes
+            if not key.startswith(self.folder)
+            or references.get(name := _name_of(key), 0) > (name in self.references)
+        )
         if not used:
             return self
         orphans = [o for o in self.orphans if o.described is not None or not used >= {*o.keys}]
@@ -79,6 +102,18 @@ class PartitionObjects:
     def unused(self) -> list[str]:
         """Keys of the objects that no topic with another id uses, in order."""
         return sorted(self.sizes.keys() - self.used)
+
+    def without_used(self, finding: Finding) -> Finding | None:
+        """Returns a finding without the objects that may belong to another topic id, if the advice
+        of its kind is to delete its objects. Returns `None` if no object remains.
+        """
+        if not finding.kind.allows_delete or not self.used.intersection(finding.objects):
+            return finding
+        kept = [key for key in finding.objects if key not in self.used]
+        count = len(finding.objects) - len(kept)
+        detail = f"{finding.detail}; {count} objects are not listed, because a restored topic may"
+        rest = self.finding(finding.name, finding.start, finding.stop, kept, f"{detail} use them")
+        return rest if kept else None
 
     @property
     def stored_bytes(self) -> int:
@@ -132,22 +167,60 @@ class PartitionObjects:
         return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
 
 
-def with_sources(partition: ListedPartition, store: ObjectStore) -> PartitionObjects:
+def with_sources(
+    partition: ListedPartition, layout: AivenLayout, store: ObjectStore, pool: Executor
+) -> PartitionObjects:
     """Returns the objects of a listed partition, and the logs and indexes in other folders that its
     manifests refer to. A restore with zero copy uses these objects of the old topic id in place.
+
+    An unreadable manifest without a log may refer to such objects, too. They have the name of its
+    segment. `pool` reads manifests of segments without a log.
 
     Raises:
         StoreError: A request to the store failed.
     """
+
+    def log_key(entry: SegmentEntry) -> str | None:
+        try:
+            return layout.describe(store, entry).objects.log.key
+        except (SegmentFormatError, TieredKafkaError):
+            return None
+
     objects = PartitionObjects.of(partition)
-    numbers = [n for n, entry in enumerate(partition.entries) if entry.object(LOG_SUFFIX) is None]
-    sources = {
-        segment.segment_id: segment.objects.log.key.removesuffix(LOG_SUFFIX)
-        for segment in partition.described(numbers)
-        if not segment.objects.log.key.startswith(partition.folder.folder)
-    }
-    if not sources:
+    damaged = [orphan.described for orphan in partition.orphans if orphan.described is not None]
+    logless = [e for e in (*partition.entries, *damaged) if e.object(LOG_SUFFIX) is None]
+    if not logless:
         return objects
+    folder = partition.folder.folder
+    log_keys = dict(zip(logless, pool.map(log_key, logless), strict=True))
+    sources = {
+        entry.segment_id: key.removesuffix(LOG_SUFFIX)
+        for entry, key in log_keys.items()
+        if key is not None and not key.startswith(folder)
+    }
+    unreadable = frozenset(e.described_by for e, key in log_keys.items() if key is None)
+    orphans = [
+        replace(orphan, reason=f"{orphan.reason}; {_UNREADABLE}")
+        if orphan.described is not None and orphan.described.described_by in unreadable
+        else orphan
+        for orphan in objects.orphans
+    ]
+    objects = replace(objects, orphans=tuple(orphans))
+    return replace(
+        _with_objects(objects, sources, store) if sources else objects,
+        folder=folder,
+        is_restored=bool(sources or unreadable),
+        references=frozenset(_name_of(entry.described_by) for entry in logless),
+        unreadable=unreadable,
+    )
+
+
+def _with_objects(
+    objects: PartitionObjects, sources: Mapping[str, str], store: ObjectStore
+) -> PartitionObjects:
+    """Adds logs and indexes in other folders to segments. `sources` contains their keys without
+    suffix, by segment id.
+    """
     folders = {stem.rpartition("/")[0] for stem in sources.values()}
     infos = {info.key: info for folder in folders for info in store.list_objects(f"{folder}/")}
     entries, orphans = [], [*objects.orphans]
@@ -165,14 +238,14 @@ def with_sources(partition: ListedPartition, store: ObjectStore) -> PartitionObj
             orphans.append(Orphan(keys_of(whole), reason, entry.base_offset, whole, sizes=sizes))
         else:
             entries.append(whole)
-    stems = frozenset(sources.values())
-    return replace(objects, entries=tuple(entries), orphans=tuple(orphans), sources=stems)
+    return replace(objects, entries=tuple(entries), orphans=tuple(orphans))
 
 
-def used_keys(partitions: Iterable[PartitionObjects]) -> set[str]:
-    """Returns the keys of the objects in other folders that partitions use."""
-    stems = (stem for partition in partitions for stem in partition.sources)
-    return {f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES}
+def _name_of(key: str) -> str:
+    """Returns the end of a key that is equal for all objects of a segment and for all topic ids:
+    partition, base offset and segment id.
+    """
+    return "/".join(key.rpartition(".")[0].rsplit("/", 2)[-2:])
 
 
 def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
@@ -298,7 +371,7 @@ def check_orphans(
             missing = _in_holes(base, stop, gaps.holes)
             if entry is not None and not missing and entry.described_by in gaps.in_doubt:
                 missing = [(base, stop)]
-        if missing:
+        if missing or (entry is not None and entry.described_by in partition.unreadable):
             name = "object-missing"
         elif entry is not None:
             name = "half-delete"

@@ -67,17 +67,24 @@ class Kind:
         """
         return self.name in _ORPHANS
 
+    @property
+    def allows_delete(self) -> bool:
+        """True if the operator may delete the objects in findings of this kind."""
+        return self.is_orphan or self.name in _DELETABLE
+
 
 _ORPHANS: Final = {
     *("half-copy", "half-delete", "stray-object", "other-topic-id", "unknown-to-brokers"),
 }
+_DELETABLE: Final = {"below-log-start", "copy-not-finished", "dead-branch", "duplicate-upload"}
 _RESTORE: Final = (
     "Restore the object from a replica or from an older version in the bucket. Until then, set"
     " fallbackPath or read around its offsets."
 )
+_NO_COPY: Final = "no topic that was restored with zero copy uses them"
 _DELETE: Final = (
     "Look the segment up in the metadata topic (catalog=metadata-topic). Delete the objects if"
-    " brokers do not know the segment."
+    f" brokers do not know the segment, and {_NO_COPY}."
 )
 _FAILING_DELETES: Final = "Look for failed deletes in the log of the partition's leader."
 
@@ -117,8 +124,8 @@ _TABLE: Final[dict[tuple[str, Severity], dict[str, str | tuple[str, str]]]] = {
         "other-topic-id": (
             "Objects belong to an older topic of the same name, which was deleted and created"
             " again.",
-            "Delete them if the cluster does not know the topic id, and no topic that was restored"
-            " with zero copy uses them. To read them, set topicId.",
+            f"Delete them if the cluster does not know the topic id, and {_NO_COPY}. To read them,"
+            " set topicId.",
         ),
         "duplicate-upload": (
             "A segment was uploaded more than once. Readers use one of the copies.",
@@ -126,13 +133,13 @@ _TABLE: Final[dict[tuple[str, Severity], dict[str, str | tuple[str, str]]]] = {
         ),
         "unknown-to-brokers": (
             "The metadata topic does not list the segment, so brokers neither read nor delete it.",
-            "Delete the objects, unless another cluster writes to the same path.",
+            f"Delete the objects if no other cluster writes to the same path, and {_NO_COPY}.",
         ),
         "copy-not-finished": (
             "All objects of a segment exist, but brokers did not finish the copy and copied its"
             " offsets again.",
             "Wait for brokers to delete it. If they do not, delete its objects once another segment"
-            " holds its offsets.",
+            f" holds its offsets, and if {_NO_COPY}.",
         ),
         "delete-not-finished": (
             "Brokers began to delete a segment, and its objects still exist.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 from kts_source.auditing.listing_checks import (
     PartitionObjects,
     check_topic_id,
-    used_keys,
     with_sources,
 )
 from kts_source.auditing.partition import PartitionAudit
@@ -304,6 +303,7 @@ def _audit_tier(
     if before is not None and after is not None:
         result, old_ms = (statements, findings), job.now_ms - job.grace_ms
         statements, findings = _compare(options, partitions, result, before, after, old_ms)
+    findings = [*_without_used(findings, partitions)]
     if state is not None:
         state.finish({p.state_key: [entry.segment_id for entry in p.entries] for p in partitions})
     statements.sort(key=lambda statement: (statement.topic, statement.partition))
@@ -356,24 +356,39 @@ def _list_partitions(
     others: list[tuple[PartitionObjects, str]] = []
     for listed in topics:
         for each in (*listed.partitions, *listed.others):
-            partition = _objects_of(each, tier.store, layout)
+            partition = _objects_of(each, tier.store, layout, describing)
             if each.topic_id == listed.topic_id:
                 if partition.entries or partition.orphans:
                     partitions.append(partition)
-            elif partition.sources:  # restored with zero copy, and nothing uploaded since then
+            elif partition.is_restored:  # with zero copy, and nothing uploaded since then
                 partitions.append(partition)
             else:
                 others.append((partition, listed.topic_id))
-    used = used_keys(partitions)
+    listed_partitions = [*partitions, *(partition for partition, _ in others)]
+    references = Counter(name for each in listed_partitions for name in each.references)
     for partition, chosen in others:
-        findings += check_topic_id(partition.with_used(used), chosen)
-    return [partition.with_used(used) for partition in partitions], findings
+        findings += check_topic_id(partition.with_used(references), chosen)
+    return [partition.with_used(references) for partition in partitions], findings
 
 
-def _objects_of(partition: ListedPartition, store: ObjectStore, layout: Layout) -> PartitionObjects:
+def _objects_of(
+    partition: ListedPartition, store: ObjectStore, layout: Layout, pool: Executor
+) -> PartitionObjects:
     if isinstance(layout, AivenLayout):
-        return with_sources(partition, store)
+        return with_sources(partition, layout, store, pool)
     return PartitionObjects.of(partition)
+
+
+def _without_used(
+    findings: Iterable[Finding], partitions: Iterable[PartitionObjects]
+) -> Iterator[Finding]:
+    """Yields the findings without objects that must not be deleted."""
+    by_key = {partition.key: partition for partition in partitions}
+    for finding in findings:
+        partition = by_key.get(_key(finding))
+        kept = finding if partition is None else partition.without_used(finding)
+        if kept is not None:
+            yield kept
 
 
 def _audit_in_this_process(

@@ -41,6 +41,15 @@ def create_report(*findings: Finding) -> AuditReport:
     return AuditReport("metadata", 1, "file:///t", in_order(findings), ())
 
 
+def test_kinds_with_advice_to_delete_exclude_used_objects() -> None:
+    advises = re.compile(r"\bdelete (them|the objects|its objects)\b", re.IGNORECASE)
+    advice = {name: kind.advice for name, kind in KINDS.items() if advises.search(kind.advice)}
+    assert len(advice) == 7
+    for name, text in advice.items():
+        assert KINDS[name].allows_delete
+        assert "no topic that was restored with zero copy uses them" in text
+
+
 def test_docs_list_all_kinds_of_findings() -> None:
     rows = re.findall(
         r"^\| `([a-z-]+)` \| (error|warning|info) \| (\w+) \| (.*) \| (.*) \|$", PAGE, re.M

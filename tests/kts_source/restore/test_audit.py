@@ -4,14 +4,16 @@ topic id has copies of manifests, and its logs and indexes are in the folder of 
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 import kts_source
+from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
-from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.broker.fake_log import empty_log, fake_log
 from tests.kts_source.restore.world import SMALL_LOG, serving_cluster, write_small_tier
 
 if TYPE_CHECKING:
@@ -42,7 +44,18 @@ class RestoredTier:
 
     def audit(self, topics: str, level: str = "metadata", **more: str) -> AuditReport:
         """Audits topics of the tier."""
-        return kts_source.audit({**self.options, **more, "subscribe": topics}, level=level)
+        options = {**self.options, **more, "subscribe": topics}
+        return kts_source.audit(options, level=level, grace_ms=0)
+
+    @property
+    def old_id(self) -> str:
+        """Returns the topic id of the old topic."""
+        return self.old_folder.parent.name.removeprefix(f"{OLD}-")
+
+    @property
+    def new_folder(self) -> Path:
+        """Returns the folder of the new partition, which has only manifests."""
+        return self.old_folder.parents[1] / f"{self.new_name}-{self.new_id}" / "0"
 
     def old(self, suffix: str) -> list[Path]:
         """Returns the objects of the old topic with this suffix, ascending by offset."""
@@ -159,7 +172,82 @@ def test_audit_of_same_name_reports_only_unused_objects(same_name: RestoredTier)
 
 
 def test_audit_of_old_id_also_audits_the_restored_topic(same_name: RestoredTier) -> None:
-    old_id = same_name.old_folder.parent.name.removeprefix(f"{OLD}-")
-    report = same_name.audit(OLD, topicId=old_id)
+    report = same_name.audit(OLD, topicId=same_name.old_id)
     assert report.findings == ()
-    assert {each.topic_id for each in report.partitions} == {old_id, same_name.new_id}
+    assert {each.topic_id for each in report.partitions} == {same_name.old_id, same_name.new_id}
+
+
+@pytest.mark.parametrize("level", ["listing", "metadata"])
+@pytest.mark.parametrize("damage", [b"{", b'{"version":"1"}'])
+def test_unreadable_copy_of_manifest_protects_old_objects(
+    damage: bytes, level: str, same_name: RestoredTier
+) -> None:
+    for manifest in same_name.new_folder.iterdir():
+        manifest.write_bytes(damage)
+    report = same_name.audit(OLD, level)
+    assert [each for each in report.findings if each.kind.allows_delete] == []
+    for manifest in same_name.new_folder.iterdir():
+        about = [each for each in report.errors if str(manifest.name) in str(each.objects)]
+        assert any("its manifest cannot be read: delete no object" in each.detail for each in about)
+
+
+def test_segments_unknown_to_brokers_do_not_list_old_objects(renamed: RestoredTier) -> None:
+    brokers = renamed.cluster.brokers
+    topic_id = brokers.topics[NEW][0]
+    brokers.create(NEW, [FakePartition(fake_log(SMALL_LOG), epoch=100)], topic_id)
+    brokers.create(REMOTE_LOG_METADATA, [FakePartition(empty_log()) for _ in range(3)])
+    options = {**renamed.options, **renamed.cluster.target, "subscribePattern": f"{OLD}|{NEW}"}
+    del options["subscribe"]
+    findings = [each for each in kts_source.audit(options).findings if each.kind.allows_delete]
+    assert {each.name for each in findings} == {"unknown-to-brokers"}
+    keys = [key.rpartition("/")[2] for each in findings for key in each.objects]
+    assert sorted(keys) == sorted(path.name for path in renamed.new_folder.iterdir())
+    assert all("2 objects are not listed" in each.detail for each in findings)
+
+
+def _damage(tier: RestoredTier, rng: random.Random) -> set[str]:
+    """Damages manifests and old objects. Returns the names, without suffix, of the segments that
+    still have a manifest in the new folder.
+    """
+    for manifest in tier.new_folder.iterdir():
+        data = bytearray(manifest.read_bytes())
+        match rng.choice(("keep", "delete", "cut", "flip", "old id")):
+            case "delete":
+                manifest.unlink()
+                continue
+            case "cut":
+                del data[rng.randrange(len(data)) :]
+            case "flip":
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            case "old id":
+                data = data.replace(b'"orders"', b'"others"')
+        manifest.write_bytes(data)
+    kept = {path.stem for path in tier.new_folder.iterdir()}
+    for path in sorted(tier.old_folder.iterdir()):
+        if rng.random() < 0.3:
+            path.unlink()
+    return kept
+
+
+@pytest.mark.parametrize("new_name", [OLD, NEW])
+def test_no_finding_allows_to_delete_objects_of_a_copied_manifest(
+    new_name: str, tmp_path: Path
+) -> None:
+    rng = random.Random(new_name)
+    with FakeCluster(2) as brokers:
+        tier = _restored(tmp_path, brokers, new_name)
+        pristine = {path: path.read_bytes() for path in (tmp_path / "tier").rglob("*.*")}
+        listed = 0
+        for _ in range(30):
+            for path, data in pristine.items():
+                path.write_bytes(data)
+            kept = _damage(tier, rng)
+            topics = ",".join({OLD, new_name})
+            ids = {"topicId": rng.choice((tier.old_id, tier.new_id))} if new_name == OLD else {}
+            report = tier.audit(topics, rng.choice(("listing", "metadata")), **ids)
+            for finding in report.findings:
+                if finding.kind.allows_delete:
+                    old = [key for key in finding.objects if tier.old_folder.parent.name in key]
+                    listed += len(old)
+                    assert {key.rpartition("/")[2].partition(".")[0] for key in old} & kept == set()
+        assert listed  # objects of lost manifests
