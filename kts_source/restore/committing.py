@@ -32,8 +32,8 @@ from kts_source.restore.permissions import check_commit
 from kts_source.restore.restore_plan import (
     plan_unchanged_tier,
     read_plan,
+    select_partitions,
     source_options,
-    topic_options,
 )
 from kts_source.restore.target import REQUIRED_CONFIGS, ZERO_COPY_CONFIGS, target_settings
 from kts_source.texts import some
@@ -71,8 +71,9 @@ def verify_restore(plan_path: str, target: Mapping[str, str]) -> list[str]:
         raise InvalidOptionError(f"the restore is not complete: {status_restore(plan_path)[-1]}")
     differences = list(_offset_differences(plan, journal, target))
     for level in LEVELS:
-        topics = ",".join(sorted(plan.target_ids))
-        found = row_digests({**target, "subscribe": topics, "isolationLevel": level})
+        pairs = [(each.target_topic, each.partition) for each in plan.partitions]
+        brokers = select_partitions(target, pairs)
+        found = row_digests({**brokers, "isolationLevel": level})
         for each in plan.partitions:
             expected = journal.digests[level].get(each.name, "no rows")
             if found.get(each.name, "no rows") != expected:
@@ -276,8 +277,8 @@ def _tier_report(plan: RestorePlan, source: Mapping[str, str] | None) -> list[st
     """Checks that the tier is unchanged. Returns a line if it cannot be checked."""
     if source is None:
         return ["the tier was not checked for new segments of the old cluster: PATH is missing"]
-    topic_ids = {each.topic: each.topic_id for each in plan.partitions}
-    plan_unchanged_tier(plan.partitions, source_options(topic_options(source, topic_ids)))
+    tier = select_partitions(source, plan.sources, plan.source_ids)
+    plan_unchanged_tier(plan.partitions, source_options(tier))
     return []
 
 

@@ -122,6 +122,16 @@ class RestorePlan:
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
 
+    @property
+    def sources(self) -> list[tuple[str, int]]:
+        """Topic and number of each partition in the tier."""
+        return [(each.topic, each.partition) for each in self.partitions]
+
+    @property
+    def source_ids(self) -> dict[str, str]:
+        """Topic id of each topic in the tier."""
+        return {each.topic: each.topic_id for each in self.partitions}
+
     def to_json(self) -> str:
         """Returns the content of the plan file. It has a digest, which detects changes by hand."""
         facts = asdict(self)
@@ -386,14 +396,30 @@ def fingerprint(plan: PartitionPlan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def topic_options(options: Mapping[str, str], topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """Returns options of the tier that select these topics with these topic ids, because the tier
-    may have the same topic under several topic ids.
+def select_partitions(
+    options: Mapping[str, str],
+    partitions: Iterable[tuple[str, int]],
+    topic_ids: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Returns options of the tier that select only these partitions, because others may have holes.
+
+    Args:
+        options: Options of the tier, with any selection.
+        partitions: Topics and numbers of the partitions.
+        topic_ids: Topic ids to read, because the tier may have a topic under several ids. By
+            default, those of `options`.
     """
-    selections = ("subscribe", "subscribepattern", "assign", "topicid")
-    others = {name: text for name, text in options.items() if name.lower() not in selections}
-    topics = ",".join(sorted(topic_ids))
-    return {**others, "subscribe": topics, "topicId": json.dumps(dict(topic_ids))}
+    replaced = {"subscribe", "subscribepattern", "assign"}
+    if topic_ids is not None:
+        replaced.add("topicid")
+    numbers: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        numbers.setdefault(topic, []).append(number)
+    return {
+        **{name: text for name, text in options.items() if name.lower() not in replaced},
+        "assign": json.dumps(numbers),
+        **({} if topic_ids is None else {"topicId": json.dumps(dict(topic_ids))}),
+    }
 
 
 def plan_unchanged_tier(

@@ -13,7 +13,6 @@ and publishes their events as the last step; see `serving.py`.
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -42,8 +41,8 @@ from kts_source.restore.restore_plan import (
     ABORT,
     plan_unchanged_tier,
     read_plan,
+    select_partitions,
     source_options,
-    topic_options,
 )
 from kts_source.restore.serving import (
     copy_manifests,
@@ -263,8 +262,8 @@ def write_restore(
         )
     settings = target_settings(target or {}) if plan.zero_copy else None
     disk = LogDir(log_dir, plan.cluster_id, plan.node_id)
-    source_ids = {each.topic: each.topic_id for each in plan.partitions}
-    tier = _with_topic_ids(options, source_ids) if plan.zero_copy else options
+    # With zero copy, the tier has folders of the same topic under the old and the new id.
+    tier = select_partitions(options, plan.sources, plan.source_ids if plan.zero_copy else None)
     parsed = source_options(tier)
     with disk.locked():
         journal = Journal(plan_path, plan)
@@ -358,14 +357,6 @@ def _check_placed(plan: RestorePlan, journal: Journal) -> None:
         place_files(Path(journal.log_dir) / each.name, journal.staged_step(each.name)["files"])
 
 
-def _with_topic_ids(options: Mapping[str, str], topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """Returns options of the tier that read these topic ids, because the tier may have folders of
-    the same topic under the old and the new id.
-    """
-    others = {name: text for name, text in options.items() if name.lower() != "topicid"}
-    return {**others, "topicId": json.dumps(topic_ids)}
-
-
 def _served_segments(
     plan: RestorePlan, sources: Mapping[tuple[str, int], PartitionPlan], options: ScanOptions
 ) -> list[ServedSegment]:
@@ -393,10 +384,12 @@ def _written_log(
     """Returns the options that read the restored topics: the log directory, and with zero copy also
     the new topic ids in the tier.
     """
-    selected = {"endOfLog": "true", "subscribe": ",".join(sorted(plan.target_ids))}
+    pairs = [(each.target_topic, each.partition) for each in plan.partitions]
     if not has_served:
-        return {"path": str(folder), "layout": "kafka-logs", **selected}
-    return {**topic_options(tier, plan.target_ids), **selected, "tailPath": str(folder)}
+        disk = {"path": str(folder), "layout": "kafka-logs", "endOfLog": "true"}
+        return select_partitions(disk, pairs)
+    log = {**tier, "endOfLog": "true", "tailPath": str(folder)}
+    return select_partitions(log, pairs, plan.target_ids)
 
 
 def _check_space(

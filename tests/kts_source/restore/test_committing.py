@@ -18,6 +18,8 @@ from kts_source.restore.journal import Journal
 from kts_source.restore.restore_plan import read_plan
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import GOLDEN
+from tests.kts_source.broker.fake_broker import FakePartition
+from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.broker.fake_node import (
     ALTER_CONFIGS,
     COORDINATOR,
@@ -184,6 +186,34 @@ def test_commit_after_old_cluster_wrote_to_the_tier_changes_nothing(
 def test_commit_without_tier_reports_that_it_was_not_checked(restored: NewCluster) -> None:
     text = "the tier was not checked for new segments of the old cluster: PATH is missing"
     assert text in _commit(restored)
+
+
+def test_holes_of_other_partitions_refuse_neither_write_nor_commit(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
+    builder = LogBuilder(leader_epoch=5)
+    for _ in range(3):
+        builder.append([SimpleRecord(b"value")])
+        builder.roll()
+    log = builder.build()
+    topic_id = None
+    for partition in (0, 1):
+        writer = LocalTierWriter(
+            tmp_path / "tier", topic="orders", partition=partition, topic_id=topic_id
+        )
+        topic_id = writer.topic_id
+        for files in log.segments[:3]:
+            if partition == 0 or files.base_offset != 1:
+                writer.write_segment(files)
+    tier = {"path": str(tmp_path / "tier"), "layout": "local-tiered-storage"}
+    cluster.add_topic("orders")
+    assert cluster.plan({**tier, "subscribe": "orders"}).refusals != ()
+    assert cluster.plan({**tier, "assign": '{"orders": [0]}'}).refusals == ()
+    cluster.write({**tier, "subscribe": "orders"})
+    new_id, _ = cluster.brokers.topics["orders"]
+    cluster.brokers.create("orders", [FakePartition(fake_log(log), epoch=100)], new_id)
+    commit_restore(str(cluster.plan_file), cluster.target, configs={}, groups={}, source=tier)
+    assert state_of(cluster)[-2] == "committed"
 
 
 def _later_segment(base_offset: int) -> SegmentFiles:
