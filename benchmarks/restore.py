@@ -154,7 +154,8 @@ def _events(bench: Bench, options: dict[str, str], plan: RestorePlan) -> list[Ro
     from tests.integration.broker import running_broker
 
     parsed = source_options(options)
-    sources = {(each.topic, each.partition): each for each in plan_source(parsed, []).partitions}
+    scan, _ = plan_source(parsed)
+    sources = {(each.topic, each.partition): each for each in scan.partitions}
     served = [
         segment
         for each in plan.partitions

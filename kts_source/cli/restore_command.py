@@ -157,7 +157,7 @@ def plan_command(
 def _offsets(text: str | None) -> dict[str, dict[int, int]]:
     try:
         return _numbers(json.loads(text or "{}"))
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise InvalidOptionError(
             f'--resume-at {text!r} is invalid: use JSON such as {{"topic": {{"0": 4711}}}}'
         ) from None
@@ -272,7 +272,7 @@ def _groups(path: str | None) -> dict[str, dict[str, dict[int, int]]]:
             topics = groups.setdefault(row["group"], {})
             topics.setdefault(row["topic"], {})[int(row["partition"])] = int(row["offset"])
         return groups
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         raise InvalidOptionError(
             f"--groups {path} is invalid: {error}. Use the output of kts groups --json, or"
             ' {"group": {"topic": {"0": 1}}}'

@@ -204,7 +204,7 @@ def commit_restore(
         InvalidOptionError: The restore is not written, the brokers have other rows, a group or
             configuration is invalid, or the metadata log does not have the topics.
         CorruptSegmentError: The metadata log is invalid.
-        BrokerAccessError: Permissions are missing. Nothing was changed.
+        BrokerAccessError: Permissions are missing. This call changed nothing.
         ObjectChangedError: The tier changed after the plan. Nothing was changed.
         BrokerError: The cluster refuses a request.
     """

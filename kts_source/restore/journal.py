@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
     from kts_source.restore.restore_plan import RestorePlan
 
+MAX_PRODUCER_ID: Final = 100_000_000
+"""Highest producer id that a restored log may have. A commit requests every id up to the highest
+one from the new cluster, which would take hours for more, and brokers never assign these again.
+"""
 LEVELS: Final = ("read_uncommitted", "read_committed")
 _FILE: Final = re.compile(
     r"[0-9]{20}\.(log|index|timeindex|txnindex|snapshot)|leader-epoch-checkpoint"
@@ -48,7 +52,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_producer_id(value: object) -> bool:
-    return type(value) is int and value >= -1
+    return type(value) is int and -1 <= value <= MAX_PRODUCER_ID
 
 
 def _are_files(value: object) -> bool:
@@ -89,6 +93,14 @@ _SCHEMA: Final[Mapping[str, Mapping[str, Callable[[object], bool]]]] = {
 """Checks of the fields of each step."""
 
 
+def high_producer_id(producer_id: int) -> str:
+    """Returns an error text about a producer id above `MAX_PRODUCER_ID`, without its location."""
+    return (
+        f"producer id {producer_id} is above {MAX_PRODUCER_ID:,}, so that commit would not end: a"
+        " producer or a batch was invalid. Restore the other topics without this one"
+    )
+
+
 def check_not_begun(plan_path: str) -> None:
     """Checks that a new plan can be written to `plan_path`.
 
@@ -121,7 +133,7 @@ class Journal:
             steps = [
                 _checked_step(line, number) for number, line in enumerate(whole.splitlines(), 1)
             ]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidOptionError(f"journal {self.path} cannot be read: {error}") from None
         self.steps: list[dict[str, Any]] = steps
         # Do not truncate the file here: another process may be writing its last line.

@@ -24,6 +24,7 @@ from kts_source.errors import CorruptSegmentError, InvalidOptionError
 from kts_source.planning.lineage import epoch_at
 from kts_source.read.fetch import ReadAhead
 from kts_source.read.segment_source import SegmentSource, SegmentSpan
+from kts_source.restore.journal import MAX_PRODUCER_ID, high_producer_id
 from kts_source.restore.restore_plan import ABORT
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import LeaderEpochCheckpoint
@@ -291,6 +292,9 @@ class PartitionWriter:
             return end
         self._check_table(table, end, base)
         self.max_producer_id = max(self.max_producer_id, int(table.producer_ids.max()))
+        if self.max_producer_id > MAX_PRODUCER_ID:
+            at = int(table.base_offsets[table.producer_ids.argmax()])
+            raise self._corrupt(high_producer_id(self.max_producer_id), at)
         columns = (
             *(table.positions, table.base_offsets, table.last_offsets),
             *(table.max_timestamps, table.leader_epochs),

@@ -189,6 +189,6 @@ def check_commit(
     )
     if commands:
         raise BrokerAccessError(
-            f"permissions are missing, so nothing was committed: {' && '.join(commands)}."
+            f"permissions are missing, so this run changed nothing: {' && '.join(commands)}."
             f" {_TO_ALLOW}. Then run kts restore commit again"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import wanted_topic_id
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
+from kts_source.restore.journal import MAX_PRODUCER_ID, high_producer_id
 from kts_source.restore.target import describe_target, target_settings
 from kts_source.store.open_store import scheme_of
 from kts_source.texts import some
@@ -41,6 +43,7 @@ UNDECIDED_POLICIES: Final = (REFUSE, ABORT, CUT)
 _SERVED_SCHEMES: Final = {"local-tiered-storage": ("file",), AivenLayout.name: ("file", "s3")}
 """Schemes of the stores whose segments a new topic can serve, by layout."""
 _OFFSETS_STOP: Final = 1 << 63
+_SNAPSHOT_THREADS: Final = 16
 _EXPERIMENTAL: Final = (
     "zero copy with Aiven's plugin is experimental: practice with another topic first. The new"
     " cluster needs the same bucket, key.prefix and encryption keys, and it never deletes the logs"
@@ -166,7 +169,7 @@ class RestorePlan:
             ]
             facts |= {name: tuple(facts[name]) for name in ("refusals", "notes")}
             return cls(**facts | {"partitions": tuple(partitions)})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, InvalidOptionError):
                 raise
             raise InvalidOptionError(
@@ -274,12 +277,12 @@ def plan_restore(
         raise InvalidOptionError(f"undecided is {undecided!r}: use {some(UNDECIDED_POLICIES)}")
     parsed, settings = source_options(options), target_settings(target)
     experimental = _check_can_be_served(parsed) if zero_copy else ()
-    refusals: list[str] = []
-    scan = plan_source(parsed, refusals)
+    scan, errors = plan_source(parsed)
+    refusals = sorted(map(str, errors))
     names, resume = rename or {}, resume_at or {}
-    _check_offsets(scan.partitions, resume)
-    _check_names(topics := {each.topic for each in scan.partitions}, names)
-    refusals += _ambiguous_ids(topics, parsed)
+    _check_arguments([*scan.partitions, *errors], names, resume)
+    refusals += _ambiguous_ids({each.topic for each in scan.partitions}, parsed)
+    refusals += _high_producer_ids(scan.partitions, parsed)
     cuts = _ends_without_open_transactions(scan.partitions, parsed) if undecided == CUT else {}
     starts = _local_starts(scan.partitions, parsed, cuts) if zero_copy else {}
     partitions = []
@@ -337,6 +340,18 @@ def _ambiguous_ids(topics: set[str], options: ScanOptions) -> list[str]:
     return texts
 
 
+def _check_arguments(
+    planned: Sequence[PartitionPlan | TieredKafkaError],
+    names: Mapping[str, str],
+    resume: Mapping[str, Mapping[int, int]],
+) -> None:
+    """Checks that the tier has the named topics and partitions. Partitions with errors count, too,
+    because their errors are refusals.
+    """
+    _check_offsets({(each.topic, each.partition) for each in planned}, resume)
+    _check_names({str(each.topic) for each in planned}, names)
+
+
 def _check_names(topics: set[str], names: Mapping[str, str]) -> None:
     if unknown := sorted(names.keys() - topics):
         raise InvalidOptionError(f"rename names topic {unknown[0]!r}, which the tier does not have")
@@ -345,9 +360,8 @@ def _check_names(topics: set[str], names: Mapping[str, str]) -> None:
 
 
 def _check_offsets(
-    partitions: Iterable[PartitionPlan], resume: Mapping[str, Mapping[int, int]]
+    planned: set[tuple[str | None, int | None]], resume: Mapping[str, Mapping[int, int]]
 ) -> None:
-    planned = {(each.topic, each.partition) for each in partitions}
     for topic, numbers in resume.items():
         for number, offset in numbers.items():
             name = f"{topic}-{number}"
@@ -375,12 +389,11 @@ def _check_can_be_served(options: ScanOptions) -> tuple[str, ...]:
     return (_EXPERIMENTAL,) if options.layout == AivenLayout.name else ()
 
 
-def plan_source(options: ScanOptions, refusals: list[str]) -> ScanPlan:
-    """Plans the segments to restore. Appends the errors of partitions to `refusals`."""
+def plan_source(options: ScanOptions) -> tuple[ScanPlan, list[TieredKafkaError]]:
+    """Plans the segments to restore. Returns the plan, and the errors of partitions."""
     errors: list[TieredKafkaError] = []
     plan = plan_scan(replace(options, where=None), tasks=False, on_partition_error=errors.append)
-    refusals += sorted(str(error) for error in errors)
-    return plan
+    return plan, errors
 
 
 def fingerprint(plan: PartitionPlan) -> str:
@@ -431,15 +444,15 @@ def plan_unchanged_tier(
     Raises:
         ObjectChangedError: The tier has other segments than at the time of the plan.
     """
-    errors: list[str] = []
-    scan = plan_source(options, errors)
+    scan, errors = plan_source(options)
+    causes = f"; {some(sorted(map(str, errors)))}" if errors else ""
     found = {(each.topic, each.partition): each for each in scan.partitions}
     for each in partitions:
         source = found.get((each.topic, each.partition))
         if source is None or fingerprint(source) != each.fingerprint or errors:
             raise ObjectChangedError(
                 "the tier changed after the restore was planned, perhaps because the old cluster"
-                f" still runs: stop it and plan again{'; ' + some(errors) if errors else ''}",
+                f" still runs: stop it and plan again{causes}",
                 topic=each.topic,
                 partition=each.partition,
             )
@@ -494,6 +507,30 @@ def _refusals(partition: PartitionRestore, undecided: str) -> list[str]:
             " log has messages of format 0 or 1, which cannot be restored"
         )
     return texts
+
+
+def _high_producer_ids(plans: Iterable[PartitionPlan], options: ScanOptions) -> list[str]:
+    """Returns a refusal for each partition whose last producer snapshot has an id above
+    `MAX_PRODUCER_ID`. It has only producers of the last day; `write` checks the ids of all batches.
+    """
+
+    def check(plan: PartitionPlan) -> str:
+        if not plan.surviving.ranges:
+            return ""
+        side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+        entries = side_files.snapshot(plan.surviving.ranges[-1].segment) or ()
+        for entry in entries:
+            if entry.producer_id > MAX_PRODUCER_ID:
+                where = f"{plan.topic}-{plan.partition}, offset {entry.last_offset}"
+                return f"{where}: {high_producer_id(entry.producer_id)}"
+        return ""
+
+    with (
+        closing(open_tier(options)) as tier,
+        ThreadPoolExecutor(_SNAPSHOT_THREADS, "kts-snapshot") as pool,
+    ):
+        source = SegmentSource(tier, options.key_ring.loaded())
+        return [text for text in pool.map(check, plans) if text]
 
 
 # -- offsets at which no transaction is open

@@ -30,6 +30,7 @@ from kts_source.layout.aiven import LOG_SUFFIX, MANIFEST_SUFFIX
 from kts_source.layout.layout import read_whole
 from kts_source.layout.remote_segment import IndexType
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
+from kts_source.restore.journal import MAX_PRODUCER_ID, high_producer_id
 from kts_source.restore.partition_writer import sync
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
@@ -215,6 +216,7 @@ def max_producer_id(side_files: SideFiles, served: Iterable[ServedSegment]) -> i
 
     Raises:
         InvalidOptionError: A snapshot is missing or invalid.
+        CorruptSegmentError: A snapshot has an id above `MAX_PRODUCER_ID`.
     """
     last = {each.target: each.segment for each in served}
     highest = -1
@@ -226,6 +228,13 @@ def max_producer_id(side_files: SideFiles, served: Iterable[ServedSegment]) -> i
                 f" {segment.start_offset} cannot be read. Plan again without zero copy"
             )
         highest = max([highest, *(entry.producer_id for entry in entries)])
+        if highest > MAX_PRODUCER_ID:
+            raise CorruptSegmentError(
+                high_producer_id(highest),
+                topic=segment.topic,
+                partition=segment.partition,
+                offset=segment.start_offset,
+            )
     return highest
 
 

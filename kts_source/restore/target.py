@@ -165,11 +165,20 @@ def _seed(metadata: Any) -> tuple[int, list[str]]:  # noqa: ANN401  # kafka-pyth
 
 
 _MANAGED: Final = {
-    "Amazon MSK": r"\.kafka(-serverless)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?",
-    "Confluent Cloud": r"\.confluent\.cloud",
     "Aiven": r"\.aivencloud\.com",
-    "Azure Event Hubs": r"\.servicebus\.windows\.net",
+    "Alibaba Cloud": r"\.alikafka\.aliyuncs\.com",
+    "Amazon MSK": r"\.kafka(-serverless)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?",
+    "Azure Event Hubs": r"\.servicebus\.(windows\.net|usgovcloudapi\.net|chinacloudapi\.cn)",
+    "Confluent Cloud": r"\.confluent\.cloud",
+    "DigitalOcean": r"\.db\.ondigitalocean\.com",
     "Google Cloud": r"\.managedkafka\..*\.cloud\.goog",
+    "IBM Event Streams": r"\.eventstreams\.cloud\.ibm\.com",
+    "Instaclustr": r"\.cnodes\.io",
+    "Oracle Cloud": r"\.(kafka|streaming)\.[a-z0-9-]+\.oci\.oraclecloud\.com",
+    "Redpanda Cloud": r"\.cloud\.redpanda\.com",
+    "StreamNative Cloud": r"\.snio\.cloud",
+    "WarpStream": r"\.warpstream\.com",
+    "Yandex Cloud": r"\.mdb\.yandexcloud\.net",
 }
 """Patterns of the end of the host names of managed brokers, whose disks users cannot reach."""
 

@@ -145,7 +145,8 @@ class LogDir:
         except (OSError, SegmentFormatError) as error:
             raise InvalidOptionError(
                 f"{folder} is not a partition of the new cluster: {error}. Assign {name} to this"
-                " broker while it runs, and stop the broker"
+                " broker while it runs, and stop the broker. If it has several log.dirs, plan the"
+                " partitions of each one separately (option assign). Nothing was written"
             ) from None
         if found != topic_id:
             raise InvalidOptionError(

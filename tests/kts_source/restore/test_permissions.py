@@ -72,7 +72,7 @@ def test_commit_without_permissions_changes_nothing(restored: NewCluster) -> Non
     journal = restored.plan_file.with_name("plan.json.journal")
     before = journal.read_text()
     groups = {name: {"orders": {0: 3}} for name in ("readers", "a group")}
-    with pytest.raises(BrokerAccessError, match="so nothing was committed") as caught:
+    with pytest.raises(BrokerAccessError, match="so this run changed nothing") as caught:
         _commit(restored, groups)
     for flags in (
         "--operation AlterConfigs --topic orders",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import CorruptSegmentError, InvalidOptionError
 from kts_source.restore import restore_plan
+from kts_source.restore.committing import status_restore
 from kts_source.restore.restore_plan import RestorePlan, read_plan
 from kts_source.restore.target import describe_target
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
@@ -179,7 +180,11 @@ def test_topic_with_several_ids_is_refused_unless_one_is_chosen(cluster: NewClus
 def test_tier_with_hole_is_refused(tmp_path: Path, cluster: NewCluster) -> None:
     options = copied_tier(tmp_path, "codecs", lost=1)
     cluster.add_topic("codecs")
-    assert any("no segment in the tier holds offsets" in r for r in cluster.plan(options).refusals)
+    cluster.add_topic("renamed")
+    # These options name the topic. They must not hide the hole.
+    for more in ({}, {"rename": {"codecs": "renamed"}}, {"resume_at": {"codecs": {0: 999}}}):
+        refusals = cluster.plan(options, **more).refusals
+        assert any("no segment in the tier holds offsets" in text for text in refusals)
 
 
 def test_tier_with_segments_in_iceberg_table_is_refused(
@@ -199,6 +204,36 @@ def test_tier_with_segments_in_iceberg_table_is_refused(
         cluster.write({"path": str(tier), "keyPrefix": "tiered/", "subscribe": "events"})
 
 
+@pytest.mark.parametrize("producer", [100_000_001, 2**63 - 1])
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_producer_id_that_commit_cannot_raise_is_refused_before_anything_is_placed(
+    has_snapshot: bool, producer: int, tmp_path: Path, cluster: NewCluster
+) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"value")])
+    builder.send(producer, [SimpleRecord(b"in a transaction")])
+    builder.commit(producer)
+    builder.roll()
+    segment = builder.build().segments[0]
+    LocalTierWriter(tmp_path / "tier", topic="orders").write_segment(segment)
+    path = tmp_path / "tier"
+    if not has_snapshot:  # only the batches have the id
+        for snapshot in path.rglob("*.snapshot"):
+            snapshot.write_bytes(b"")
+    options = {"path": str(path), "layout": "local-tiered-storage", "subscribe": "orders"}
+    cluster.add_topic("orders")
+    refusals = cluster.plan(options).refusals
+    text = f"producer id {producer} is above 100,000,000"
+    if has_snapshot:
+        assert [each.partition(",")[0] for each in refusals] == ["orders-0"]
+        assert f"orders-0, offset 1: {text}" in refusals[0]
+        return
+    assert refusals == ()
+    with pytest.raises(CorruptSegmentError, match=f"{text}.*topic orders, partition 0, offset 1"):
+        cluster.write(options)
+    assert all(not data for name, data in cluster.files().items() if name.endswith(".log"))
+
+
 @pytest.mark.parametrize(
     ("host", "service"),
     [
@@ -208,6 +243,12 @@ def test_tier_with_segments_in_iceberg_table_is_refused(
         ("demo-kafka.project.aivencloud.com", "Aiven"),
         ("demo.servicebus.windows.net", "Azure Event Hubs"),
         ("broker-0.c.europe-west1.managedkafka.project.cloud.goog", "Google Cloud"),
+        ("demo.servicebus.chinacloudapi.cn", "Azure Event Hubs"),
+        ("seed-1.abc.fmc.prd.cloud.redpanda.com", "Redpanda Cloud"),
+        ("cell-1.streaming.us-phoenix-1.oci.oraclecloud.com", "Oracle Cloud"),
+        ("kafka-do-user-1-0.f.db.ondigitalocean.com", "DigitalOcean"),
+        ("kafka-0.abc.svc01.us-south.eventstreams.cloud.ibm.com", "IBM Event Streams"),
+        ("myorders.snio.cloud.example.org", None),
         ("ec2-3-4-5-6.eu-west-1.compute.amazonaws.com", None),
         ("kafka.eu.confluent.cloud.example.com", None),
     ],
@@ -300,6 +341,18 @@ def test_plan_that_was_changed_by_hand_is_rejected(
     assert RestorePlan.from_json(json.dumps(facts)) == plan  # only the spaces differ
     with pytest.raises(InvalidOptionError, match="was changed after it was created"):
         RestorePlan.from_json(json.dumps({**facts, name: value}))
+
+
+def test_deeply_nested_json_is_rejected_as_plan_and_journal(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    plan, nested = cluster.plan_file.read_text(), "[" * 200_000
+    cluster.plan_file.with_name("plan.json.journal").write_text(f"{nested}\n")
+    with pytest.raises(InvalidOptionError, match=r"journal .* cannot be read"):
+        status_restore(str(cluster.plan_file))
+    cluster.plan_file.write_text(plan.replace("[", nested, 1))
+    with pytest.raises(InvalidOptionError, match="the file is not a restore plan"):
+        status_restore(str(cluster.plan_file))
 
 
 def test_explanation_contains_partitions_notes_and_refusals(cluster: NewCluster) -> None:

@@ -653,6 +653,22 @@ def test_resumed_write_with_changed_file_is_rejected(cluster: NewCluster) -> Non
         cluster.write(EPOCHS)
 
 
+def test_partition_in_another_log_directory_of_the_seed_is_rejected_without_changes(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
+    """The seed has two log directories, and one of the partitions in each."""
+    for topic in ("codecs", "epochs"):
+        cluster.add_topic(topic)
+    (cluster.log_dir / "epochs-0").rename(tmp_path / "epochs-0")
+    options = tier_options("codecs,epochs")
+    assert cluster.plan(options).refusals == ()
+    before = cluster.files()
+    with pytest.raises(InvalidOptionError, match=r"several log\.dirs, plan the partitions of each"):
+        cluster.write(options)
+    assert {name for name, _ in cluster.files().items() ^ before.items()} <= {".lock"}
+    assert not _journal(cluster).steps
+
+
 def test_disk_of_old_broker_is_restored(tmp_path: Path, cluster: NewCluster) -> None:
     """Restores from the log directory of an earlier restore, which stands for an old broker's disk:
     alone, and in addition to a tier that lacks the last segment.
