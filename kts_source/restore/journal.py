@@ -96,8 +96,8 @@ _SCHEMA: Final[Mapping[str, Mapping[str, Callable[[object], bool]]]] = {
 def high_producer_id(producer_id: int) -> str:
     """Returns an error text about a producer id above `MAX_PRODUCER_ID`, without its location."""
     return (
-        f"producer id {producer_id} is above {MAX_PRODUCER_ID:,}, so that commit would not end: a"
-        " producer or a batch was invalid. Restore the other topics without this one"
+        f"producer id {producer_id} is above {MAX_PRODUCER_ID:,}, so that commit would take hours."
+        " The producer or the batch may be invalid. Restore the other topics without this one"
     )
 
 
