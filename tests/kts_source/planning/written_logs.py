@@ -9,6 +9,7 @@ from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
 from segment_format.testing import AivenTierWriter, LocalTierWriter
 from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.reading import without_threads
 from tests.kts_source.planning.scanning import run
 
 if TYPE_CHECKING:
@@ -51,5 +52,6 @@ def read(objects: dict[str, bytes], local: bool, **options: str) -> list[int]:
     layout = {"layout": "local-tiered-storage"} if local else {}
     option_texts = {"path": "/", "subscribe": "t", **layout, **options}
     tier = Tier(MemoryStore(objects))
-    rows = run(plan_scan(parse_options(option_texts), tier), option_texts, tier)
+    with without_threads():
+        rows = run(plan_scan(parse_options(option_texts), tier), option_texts, tier)
     return [int(offset) for offset in rows["offset"].to_pylist()]
