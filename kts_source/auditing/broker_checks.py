@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
 
-from kts_source.auditing.listing_checks import PartitionObjects, keys_of
+from kts_source.auditing.listing_checks import PartitionObjects, keys_of, segment_name
 from kts_source.planning.cluster_view import ClusterView
 from kts_source.planning.metadata_topic import read_metadata_topic
 from segment_format.kafka_uuid import uuid_to_text
@@ -22,6 +22,7 @@ from segment_format.kafka_uuid import uuid_to_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from kts_source.auditing.listing_checks import PartitionKey
     from kts_source.auditing.report import Finding, PartitionStatement
     from kts_source.broker.cluster import TopicConfigs, TopicPartition
     from kts_source.broker.settings import BrokerSettings
@@ -151,6 +152,23 @@ class BrokerSnapshot:
         """
         log = self.logs.get((partition.topic, partition.partition))
         return log if log is not None and log.topic_id == partition.topic_id else None
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """Topic ids in the cluster by topic."""
+        return {topic: log.topic_id for (topic, _), log in self.logs.items()}
+
+    def announced(self) -> Iterator[tuple[PartitionKey, Iterator[str]]]:
+        """Yields two values per partition: its key, and the names of all segments in `named`."""
+        for (topic, partition), named in self.named.items():
+            key = topic, self.logs[topic, partition].topic_id, partition
+            yield (
+                key,
+                (
+                    segment_name(partition, segment.start_offset, _id(segment))
+                    for segment in _all_segments(named)
+                ),
+            )
 
 
 _Snapshots = tuple[BrokerSnapshot, BrokerSnapshot, BrokerSnapshot]
@@ -309,16 +327,17 @@ def check_leader_start(
 def check_unlisted(
     partitions: Sequence[PartitionObjects], before: BrokerSnapshot, after: BrokerSnapshot
 ) -> list[Finding]:
-    """Checks partitions that brokers know but that have no object in the tier. Reports their
-    missing segments and missing offsets.
+    """Checks partitions that brokers know but that have no object in the tier under the topic id of
+    the brokers. Reports their missing segments and missing offsets.
     """
-    listed = {(partition.topic, partition.partition) for partition in partitions}
+    listed = {partition.key for partition in partitions}
     findings: list[Finding] = []
     for key, named in after.named.items():
         last = after.logs[key]
-        if key not in before.named or key in listed or before.logs[key].topic_id != last.topic_id:
-            continue
         partition = PartitionObjects(key[0], last.topic_id, key[1], (), ())
+        is_listed = partition.key in listed
+        if is_listed or key not in before.named or before.logs[key].topic_id != last.topic_id:
+            continue
         segments = [*_check_segments(partition, before.named[key], named, 0)]
         missing = _missing_segments(segments)
         nothing = last.log_start, last.log_start

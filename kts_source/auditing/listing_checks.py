@@ -31,6 +31,10 @@ _UNREADABLE: Final = (
 )
 
 
+PartitionKey = tuple[str, str, int]
+"""Topic, topic id and partition."""
+
+
 @dataclass(frozen=True)
 class PartitionObjects:
     """The listed objects of a partition.
@@ -68,7 +72,7 @@ class PartitionObjects:
         )
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> PartitionKey:
         """Topic, topic id and partition, to sort and group partitions."""
         return self.topic, self.topic_id, self.partition
 
@@ -79,24 +83,29 @@ class PartitionObjects:
         """
         return f"{self.topic}-{self.topic_id}/{self.partition}"
 
-    def with_used(self, references: Mapping[str, int]) -> PartitionObjects:
+    def with_used(self, owners: Mapping[str, frozenset[PartitionKey]]) -> PartitionObjects:
         """Returns the same objects with the attribute `used`. Used objects are no orphans of this
         topic id, unless its own manifest refers to a lost object.
 
         Args:
-            references: For each name in the attribute `references` of any partition, the number of
-                these partitions.
+            owners: For each name in the attribute `references` of any partition, and for each
+                segment that brokers announce, the keys of these partitions.
         """
+        own = frozenset({self.key})
         used = frozenset(
             key
             for key in self.sizes
-            if not key.startswith(self.folder)
-            or references.get(name := _name_of(key), 0) > (name in self.references)
+            if not key.startswith(self.folder) or not owners.get(_name_of(key), own) <= own
         )
         if not used:
             return self
         orphans = [o for o in self.orphans if o.described is not None or not used >= {*o.keys}]
         return replace(self, used=used, orphans=tuple(orphans))
+
+    @property
+    def has_manifests(self) -> bool:
+        """True if a complete segment or a manifest exists."""
+        return bool(self.entries) or any(orphan.described for orphan in self.orphans)
 
     @property
     def unused(self) -> list[str]:
@@ -241,6 +250,11 @@ def _with_objects(
     return replace(objects, entries=tuple(entries), orphans=tuple(orphans))
 
 
+def segment_name(partition: int, base_offset: int, segment_id: str) -> str:
+    """Returns the name of a segment, as in `PartitionObjects.references`."""
+    return f"{partition}/{base_offset:020d}-{segment_id}"
+
+
 def _name_of(key: str) -> str:
     """Returns the end of a key that is equal for all objects of a segment and for all topic ids:
     partition, base offset and segment id.
@@ -268,6 +282,19 @@ def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
     return (
         [partition.finding("other-topic-id", first, None, partition.unused, text)] if count else []
     )
+
+
+def check_withheld(partition: PartitionObjects, current: str) -> Finding:
+    """Returns a finding without objects about a partition of an older topic id. `current` is the
+    topic id of the brokers, which has no segment in the tier.
+    """
+    text = (
+        f"{len(partition.sizes)} objects have topic id {partition.topic_id}. Delete none of them:"
+        f" the tier has no manifest of the brokers' topic id {current}, so it is unknown whether"
+        " this topic was restored with zero copy and uses them"
+    )
+    first = min((entry.base_offset for entry in partition.entries), default=None)
+    return partition.finding("other-topic-id", first, None, [], text)
 
 
 def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 from kts_source.auditing.listing_checks import (
     PartitionObjects,
     check_topic_id,
+    check_withheld,
     with_sources,
 )
 from kts_source.auditing.partition import PartitionAudit
@@ -45,10 +46,11 @@ from kts_source.processes import in_processes
 from kts_source.tier import Tier, open_uncached_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.auditing.broker_checks import BrokerSnapshot
+    from kts_source.auditing.listing_checks import PartitionKey
     from kts_source.layout.layout import Layout
     from kts_source.options import Options, ScanOptions
     from kts_source.planning.segment_catalog import ListedPartition
@@ -286,9 +288,11 @@ def _audit_tier(
     layout = find_layout(options.layout)
     before = _query_brokers(options)
     # Brokers may have topics that were never tiered, or whose objects were all deleted.
-    in_cluster = set() if before is None else {topic for topic, _ in before.logs}
-    partitions, findings = _list_partitions(options, tier, layout, pools, in_cluster)
-    after = _query_brokers(options, partitions)
+    in_cluster = {} if before is None else before.topic_ids
+    listed, others = _list_partitions(options, tier, layout, pools, in_cluster)
+    after = _query_brokers(options, listed)
+    snapshots = [snapshot for snapshot in (before, after) if snapshot is not None]
+    partitions, findings = _mark_used(listed, others, snapshots)
     if executor is None:
         times = job.grace_ms, job.now_ms
         run = PartitionAudit(options, job.level, *times, tier, layout, pools[0], on_read)
@@ -337,15 +341,15 @@ def _list_partitions(
     tier: Tier,
     layout: Layout,
     pools: tuple[Executor, Executor],
-    in_cluster: Collection[str],
-) -> tuple[list[PartitionObjects], list[Finding]]:
-    """Lists the tier. Returns two values: the objects of each partition, and findings about objects
-    whose topic id readers do not use. `in_cluster` contains the topics of the brokers.
+    in_cluster: Mapping[str, str],
+) -> tuple[list[PartitionObjects], list[tuple[PartitionObjects, str]]]:
+    """Lists the tier. Returns two values: the objects of each partition, and the partitions whose
+    topic id neither readers nor brokers use, each with the topic id that readers use. `in_cluster`
+    contains the topic ids of the brokers by topic.
     """
     tolerant = replace(options, fail_on_data_loss=False)
     describing, pool = pools
     catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
-    findings: list[Finding] = []
     partitions: list[PartitionObjects] = []
     topics = [
         discover_topic(tolerant, topic, folders, catalog, pool)
@@ -357,18 +361,62 @@ def _list_partitions(
     for listed in topics:
         for each in (*listed.partitions, *listed.others):
             partition = _objects_of(each, tier.store, layout, describing)
-            if each.topic_id == listed.topic_id:
+            if each.topic_id in (listed.topic_id, in_cluster.get(each.topic)):
                 if partition.entries or partition.orphans:
                     partitions.append(partition)
             elif partition.is_restored:  # with zero copy, and nothing uploaded since then
                 partitions.append(partition)
             else:
                 others.append((partition, listed.topic_id))
-    listed_partitions = [*partitions, *(partition for partition, _ in others)]
-    references = Counter(name for each in listed_partitions for name in each.references)
+    return partitions, others
+
+
+def _mark_used(
+    partitions: Sequence[PartitionObjects],
+    others: Sequence[tuple[PartitionObjects, str]],
+    snapshots: Sequence[BrokerSnapshot],
+) -> tuple[list[PartitionObjects], list[Finding]]:
+    """Marks the objects that another topic id may use. Returns two values: the marked
+    `partitions`, and findings about objects of older topic ids. `others` are the partitions whose
+    topic id readers do not use, each with the topic id that they use.
+
+    Brokers may announce segments whose manifests are lost. Objects of another topic id with the
+    same names count as used. If no manifest of the brokers' topic id exists, all objects of older
+    ids count as used, because brokers may have lost the announcements, too.
+    """
+    listed = [*partitions, *(partition for partition, _ in others)]
+    names: dict[PartitionKey, set[str]] = defaultdict(set)
+    for each in listed:
+        names[each.key] |= each.references
+    for snapshot in snapshots:
+        for key, announced in snapshot.announced():
+            names[key].update(announced)
+    owners: dict[str, frozenset[PartitionKey]] = {}
+    for key, names_of_key in names.items():
+        own = frozenset({key})
+        for name in names_of_key:
+            owners[name] = owners[name] | own if name in owners else own
+    present = {(each.topic, each.topic_id) for each in listed if each.has_manifests}
+    lost = {
+        topic: topic_id
+        for snapshot in snapshots
+        for topic, topic_id in snapshot.topic_ids.items()
+        if (topic, topic_id) not in present
+    }
+    findings: list[Finding] = []
+
+    def mark(partition: PartitionObjects) -> PartitionObjects:
+        current = lost.get(partition.topic, partition.topic_id)
+        if current == partition.topic_id:
+            return partition.with_used(owners)
+        if partition.sizes:
+            findings.append(check_withheld(partition, current))
+        return replace(partition, used=frozenset(partition.sizes))
+
+    marked = [mark(partition) for partition in partitions]
     for partition, chosen in others:
-        findings += check_topic_id(partition.with_used(references), chosen)
-    return [partition.with_used(references) for partition in partitions], findings
+        findings += check_topic_id(mark(partition), chosen)
+    return marked, findings
 
 
 def _objects_of(

@@ -220,9 +220,20 @@ def test_segments_with_topic_id_unknown_to_brokers_are_reported(world: World) ->
     writer = AivenTierWriter(other, topic="t", topic_id="AAAAAAAAAAAAAAAAAAAAIQ")
     for files in world.closed:
         writer.write_segment(files)
+    newest = AivenTierWriter(world.store, topic="t", topic_id="AAAAAAAAAAAAAAAAAAAAMQ")
+    newest.write_segment(world.closed[0], event_timestamp_ms=NOW_MS - 1)
+    report = run_audit(world)  # readers choose the newest topic id, not the brokers' topic id
+    assert finding_spans(report) == {("other-topic-id", None, None)}
+    assert len(report.findings[0].objects) == 3
     world.store.clear()
     world.store.update(other)
-    assert finding_spans(run_audit(world)) == {("other-topic-id", None, None)}
+    report = run_audit(world)
+    lost = {("named-not-there", start, start + 12) for start in (0, 12, 24, 36)}
+    assert finding_spans(report) == {*lost, ("other-topic-id", 0, None)}
+    assert len(report.errors) == 4
+    (finding,) = (each for each in report.findings if each.name == "other-topic-id")
+    assert finding.objects == ()
+    assert f"no manifest of the brokers' topic id {world.place[1]}" in finding.detail
 
 
 def test_incomplete_metadata_topic_is_reported(world: World) -> None:

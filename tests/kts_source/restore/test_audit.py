@@ -205,6 +205,40 @@ def test_segments_unknown_to_brokers_do_not_list_old_objects(renamed: RestoredTi
     assert all("2 objects are not listed" in each.detail for each in findings)
 
 
+@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("level", ["listing", "metadata"])
+@pytest.mark.parametrize("has_announcements", [False, True])
+def test_lost_copies_of_manifests_do_not_list_old_objects(
+    has_announcements: bool, level: str, lost: int, same_name: RestoredTier
+) -> None:
+    brokers = same_name.cluster.brokers
+    topic_id = brokers.topics[OLD][0]
+    brokers.create(OLD, [FakePartition(fake_log(SMALL_LOG), epoch=100)], topic_id)
+    if not has_announcements:
+        brokers.create(REMOTE_LOG_METADATA, [FakePartition(empty_log()) for _ in range(3)])
+    copies = sorted(same_name.new_folder.iterdir())
+    for manifest in copies[3 - lost :]:
+        manifest.unlink()
+    chosen = {"topicId": same_name.new_id} if lost < 3 else {}
+    report = same_name.audit(OLD, level, **same_name.cluster.target, **chosen)
+    listed = {
+        key.rpartition("/")[2].partition(".")[0]
+        for finding in report.findings
+        if finding.kind.allows_delete
+        for key in finding.objects
+        if same_name.old_id in key
+    }
+    if not has_announcements and lost == 1:  # then no trace of the copy is left
+        assert listed == {copies[2].stem}
+    else:
+        assert listed == set()
+    missing = [each for each in report.errors if each.name == "named-not-there"]
+    assert len(missing) == has_announcements * lost
+    assert {each.topic_id for each in missing} <= {same_name.new_id}
+    withheld = [each for each in report.findings if "Delete none of them" in each.detail]
+    assert [each.topic_id for each in withheld] == [same_name.old_id] * (lost == 3)
+
+
 def _damage(tier: RestoredTier, rng: random.Random) -> set[str]:
     """Damages manifests and old objects. Returns the names, without suffix, of the segments that
     still have a manifest in the new folder.
