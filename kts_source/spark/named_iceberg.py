@@ -151,7 +151,7 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
         """
         columns = self._spark.table(self._name).schema
         rows = self._rows(commit, columns)
-        self._java_table().manageSnapshots().createBranch(branch).commit()
+        self._create_branch(branch)
         start = self._open()
         base = None if start is None else start.snapshot_by_name(branch)
         current = planned.metadata.current_snapshot_id
@@ -176,6 +176,15 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
         # If another run has removed the branch, Iceberg creates it again at the current snapshot.
         is_next = staged is not None and staged.parent_snapshot_id == base.snapshot_id
         return staged if is_next else None
+
+    def _create_branch(self, branch: str) -> None:
+        try:
+            self._java_table().manageSnapshots().createBranch(branch).commit()
+        except Exception as error:
+            if _CONFLICT.search(str(error)):
+                raise
+            text = "no branch can be created. If the catalog has no branches, use another one"
+            raise self._spark_error(text, error) from error
 
     def _publish(self, branch: str, properties: Mapping[str, str]) -> None:
         """Makes the snapshot of a branch the current one, and sets properties of the table."""
