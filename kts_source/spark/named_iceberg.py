@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from kts_source.export.tables.export_table import Commit
 
 _BRANCH: Final = "kts_"
+_RENAME: Final = re.compile("(?:file|hdfs|viewfs|abfss?):")
+"""Begin of the locations in which a rename of a file does not replace another file."""
 _CONFLICT: Final = re.compile(
     r"CommitFailedException|is not an ancestor of|(?:Ref|Branch|Tag) does not exist"
     r"|Cannot use branch \(does not exist\)"
@@ -66,11 +68,18 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
             self._spark.catalog.refreshTable(self._name)  # another process may have dropped it
             if not self._spark.catalog.tableExists(self._name):
                 return None
-            current = self._java_table().operations().current()
-            text = iceberg.TableMetadataParser.toJson(current)
+            operations = self._java_table().operations()
+            text = iceberg.TableMetadataParser.toJson(operations.current())
             metadata = TableMetadataUtil.parse_raw(text)
+            is_hadoop = operations.getClass().getSimpleName() == "HadoopTableOperations"
         except Exception as error:  # every error of Spark becomes one of ours
             raise self._spark_error("the table cannot be read", error) from error
+        if is_hadoop and not _RENAME.match(metadata.location):
+            raise UnsupportedTargetError(
+                "a Hadoop catalog commits by renaming a file. In this store, a rename can replace"
+                " the commit of another run. Use another catalog, such as REST, Hive or JDBC",
+                uri=metadata.location,
+            )
         name = name_parts(self._settings.target)
         return Table(name, metadata, "", PyArrowFileIO(), NoopCatalog(name[0]))
 

@@ -266,22 +266,32 @@ def scenario_catalogs(world: World) -> dict[str, Any]:
     return outcomes
 
 
-def scenario_refused_branch(world: World) -> dict[str, Any]:
-    other = replace(world, namespace="refusing.unsuitable")
-    world.spark.sql(f"create database {other.namespace}")
-    return {"error": other.error("rows"), "offsets": other.offsets("rows")}
+def scenario_unsuitable_catalogs(world: World) -> dict[str, Any]:
+    outcomes = {}
+    (world.out / "store").mkdir()
+    for catalog in ("refusing", "store"):
+        other = replace(world, namespace=f"{catalog}.unsuitable")
+        world.spark.sql(f"create database {other.namespace}")
+        error = other.error("rows")
+        outcomes[catalog] = {"error": error, "offsets": other.offsets("rows")}
+    return outcomes
 
 
 def other_catalogs(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Returns Spark settings of more catalogs."""
+    """Returns Spark settings of more catalogs. The catalog `store` has its files in a local folder,
+    but with URLs of an object store.
+    """
     out = spec["out"]
     catalogs = {
         "rest": {"type": "rest", "uri": spec["rest"]},
         "refusing": {"type": "rest", "uri": spec["refusing"]},
         "hadoop": {"type": "hadoop", "warehouse": f"file://{out}/hadoop"},
+        "store": {"type": "hadoop", "warehouse": "s3a://bucket/store"},
         "hive": {"type": "hive", "warehouse": f"file://{out}/hive"},
     }
     settings = {
+        "spark.hadoop.fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+        "spark.hadoop.fs.viewfs.mounttable.bucket.link./store": f"file://{out}/store",
         "spark.hadoop.javax.jdo.option.ConnectionURL": "jdbc:derby:memory:hive;create=true",
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",

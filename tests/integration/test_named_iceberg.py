@@ -158,8 +158,15 @@ def test_concurrent_exports_commit_once_in_other_catalogs(
 
 
 def test_catalog_that_refuses_branches_is_an_error(outcomes: dict[str, Any]) -> None:
-    outcome = outcomes["refused_branch"]
+    outcome = outcomes["unsuitable_catalogs"]["refusing"]
     assert outcome["error"].startswith("ExportError")
     assert "no branch can be created" in outcome["error"]
     assert "not here" in outcome["error"]  # response of the catalog
+    assert outcome["offsets"] == []
+
+
+def test_hadoop_catalog_in_object_store_is_refused(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["unsuitable_catalogs"]["store"]
+    assert outcome["error"].startswith("UnsupportedTargetError")
+    assert "a rename can replace the commit of another run" in outcome["error"]
     assert outcome["offsets"] == []
