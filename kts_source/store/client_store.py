@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from kts_source.errors import TieredKafkaError
+from kts_source.errors import StoreUnavailableError, TieredKafkaError
 from kts_source.secret import Secret, scrub
 from kts_source.store.http_exchange import error_of_status
 from kts_source.store.object_store import StoreCounters, Tally, check_key, check_range
@@ -28,7 +29,7 @@ from kts_source.store.storage_options import secret_values
 from kts_source.texts import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from kts_source.store.object_store import Data, ObjectInfo
 
@@ -151,19 +152,32 @@ class ClientStore(ABC):
         """Calls `attempt`, and retries it as the retry policy allows. Counts each call. Returns the
         result of the successful call. `wanted` describes the request in errors.
         """
-        uri = self.uri(key)
 
         def try_once() -> T:
             self._tally.add(requests=not listing, list_requests=listing)
-            try:
+            with self._translated(key, listing=listing, wanted=wanted):
                 return attempt()
-            except (TransientError, TieredKafkaError, CancelledFetchError):
-                raise
-            except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-                status, text = self._failure(error, key, listing=listing)
-                raise error_of_status(status, text, uri=uri, wanted=wanted) from None
 
-        return self._retry_policy.run(try_once, uri=uri, tally=self._tally)
+        return self._retry_policy.run(try_once, uri=self.uri(key), tally=self._tally)
+
+    @contextlib.contextmanager
+    def _translated(
+        self, key: str, *, listing: bool = False, wanted: str = "the object"
+    ) -> Iterator[None]:
+        """Converts the errors of the client library that the block raises to errors of the package,
+        or to `TransientError`.
+        """
+        try:
+            yield
+        except (TransientError, TieredKafkaError, CancelledFetchError):
+            raise
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            status, text = self._failure(error, key, listing=listing)
+            raise error_of_status(status, text, uri=self.uri(key), wanted=wanted) from None
+
+    def _upload(self, file: Any, key: str) -> io.RawIOBase:  # noqa: ANN401
+        """Returns fsspec's `file`, a multipart upload of an object, with errors of the package."""
+        return _Upload(file, lambda: self._translated(key), self.uri(key))
 
     def _scrub(self, text: str) -> str:
         return scrub(text, self._secret_values.reveal())
@@ -171,6 +185,57 @@ class ClientStore(ABC):
     def _text(self, error: BaseException) -> str:
         """Returns class and message of a client library's error as one line without secrets."""
         return one_line(self._scrub(f"{type(error).__name__}: {error}"))
+
+
+class _Upload(io.RawIOBase):
+    """A multipart upload, which is completed when it is closed.
+
+    Args:
+        file: fsspec's file.
+        translated: Context manager that converts errors of the client library.
+        uri: The object.
+    """
+
+    def __init__(
+        self,
+        file: Any,  # noqa: ANN401
+        translated: Callable[[], contextlib.AbstractContextManager[None]],
+        uri: str,
+    ) -> None:
+        super().__init__()
+        self._file = file
+        self._translated = translated
+        self._uri = uri
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
+        with self._errors():
+            return int(self._file.write(data))
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                with self._errors():
+                    self._file.close()
+            finally:
+                super().close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with self._translated():
+                yield
+        except TransientError as error:
+            raise StoreUnavailableError(
+                f"the upload failed: {str(error).rstrip('. ')}. Wait for the end of the outage and"
+                " run again",
+                uri=self._uri,
+            ) from None
 
 
 class AsyncClient:

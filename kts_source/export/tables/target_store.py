@@ -427,7 +427,8 @@ class S3Target(S3Store, CopyingTarget):
         filesystem = self._client.filesystem
         # Requests for the parts of an upload are not sent through our retry loop.
         filesystem.retries = _UPLOAD_ATTEMPTS
-        return filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
+        file = filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
+        return self._upload(file, key)
 
     def delete(self, key: str) -> None:
         """See `TargetStore.delete`."""
@@ -563,9 +564,10 @@ class CloudTarget(ObstoreStore, CopyingTarget):
         # Requests for the parts of an upload are not sent through our retry loop.
         self._retry_uploads(filesystem)
         metadata = {_ORIGIN: urllib.parse.quote(key)}
-        return filesystem.open(
+        file = filesystem.open(
             self._path(key), "wb", block_size=UPLOAD_PART_BYTES, metadata=metadata
         )
+        return self._upload(file, key)
 
     def delete(self, key: str) -> None:
         """See `TargetStore.delete`."""

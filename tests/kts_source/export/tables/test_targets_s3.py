@@ -10,15 +10,24 @@ import os
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pytest
+from botocore.exceptions import ClientError
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from kts_source.errors import ExportError, ObjectNotFoundError, StoreError, UnsupportedTargetError
+from kts_source.errors import (
+    AccessDeniedError,
+    ExportError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UnsupportedTargetError,
+)
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 from kts_source.export.tables.iceberg_library import CHECKSUMS_WHEN_REQUIRED
@@ -53,6 +62,31 @@ def few_tasks(topics: str | tuple[str, ...] = "txn") -> dict[str, str]:
 
 def settings_of(url: str, server: S3Server, **arguments: Any) -> ExportSettings:  # noqa: ANN401
     return export_settings(url, target_options=server.options, commit_bytes=250_000, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "text"),
+    [
+        ("ExpiredToken", AccessDeniedError, "ExpiredToken.*Set new values"),
+        ("SlowDown", StoreUnavailableError, "SlowDown.*end of the outage"),
+    ],
+)
+def test_failed_upload_raises_error_with_the_object(
+    url: str, s3_server: S3Server, code: str, kind: type[StoreError], text: str
+) -> None:
+    failure = PermissionError("s3fs selects the class by the code")
+    failure.__cause__ = ClientError({"Error": {"Code": code, "Message": "text"}}, "PutObject")
+    target = open_target(url, storage_options_from(s3_server.options))
+    assert isinstance(target, S3Target)
+
+    file = mock.Mock(write=len, close=mock.Mock(side_effect=failure))
+    with (
+        mock.patch.object(target._client.filesystem, "open", return_value=file),
+        pytest.raises(kind, match=text) as caught,
+        target.open_output("a.parquet") as output,
+    ):
+        output.write(b"x")
+    assert caught.value.uri == f"{url}/a.parquet"
 
 
 def read_folder(url: str, server: S3Server) -> pa.Table:
