@@ -33,7 +33,6 @@ from kts_source.restore.restore_plan import (
     plan_unchanged_tier,
     read_plan,
     select_partitions,
-    source_options,
 )
 from kts_source.restore.target import REQUIRED_CONFIGS, ZERO_COPY_CONFIGS, target_settings
 from kts_source.texts import some
@@ -277,8 +276,7 @@ def _tier_report(plan: RestorePlan, source: Mapping[str, str] | None) -> list[st
     """Checks that the tier is unchanged. Returns a line if it cannot be checked."""
     if source is None:
         return ["the tier was not checked for new segments of the old cluster: PATH is missing"]
-    tier = select_partitions(source, plan.sources, plan.source_ids)
-    plan_unchanged_tier(plan.partitions, source_options(tier))
+    plan_unchanged_tier(plan, source)
     return []
 
 

@@ -269,7 +269,7 @@ def write_restore(
     with disk.locked():
         journal = Journal(plan_path, plan)
         folders = _partition_folders(plan, journal, disk)
-        sources = plan_unchanged_tier(plan.partitions, parsed)
+        sources = plan_unchanged_tier(plan, options)
         if journal.is_complete:
             return plan
         journal.begin(str(disk.path.resolve()))
