@@ -19,7 +19,7 @@ from tests.golden_data import GOLDEN_44, partition_summaries, tier_options, topi
 from tests.kts_source.broker.fake_broker import FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.broker.fake_node import METADATA, Fault
-from tests.kts_source.restore.world import SMALL_LOG, copied_tier, write_small_tier
+from tests.kts_source.restore.world import SMALL_LOG, copied_tier, state_of, write_small_tier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -248,6 +248,8 @@ def test_producer_id_that_commit_cannot_raise_is_refused_before_anything_is_plac
     with pytest.raises(CorruptSegmentError, match=f"{text}.*topic orders, partition 0, offset 1"):
         cluster.write(options)
     assert all(not data for name, data in cluster.files().items() if name.endswith(".log"))
+    refused = "refused: orders has a producer id above 100,000,000"
+    assert state_of(cluster)[-2:] == (refused, "next: plan again without topic orders")
 
 
 @pytest.mark.parametrize(
