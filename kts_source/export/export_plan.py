@@ -351,14 +351,15 @@ def check_rollback(options: ScanOptions, state: TableState) -> Rollback | None:
 
 
 def check_expired(options: ScanOptions, state: TableState, error: TopicNotFoundError) -> None:
-    """Checks that an export may end without new rows although the tier has none of its topics:
-    earlier runs exported them, retention may have deleted them, and data loss is allowed.
+    """Checks that an export may end without new rows although the tier has none of its topics: the
+    options name them, earlier runs exported them, retention may have deleted them, and data loss is
+    allowed. A pattern without a match may be wrong.
 
     Raises:
         TopicNotFoundError: One of these conditions is not met.
     """
     topics = options.selection.wanted(())
-    is_exported = state.fingerprint and all(state.topic_id(topic) is not None for topic in topics)
+    is_exported = bool(topics) and all(state.topic_id(topic) is not None for topic in topics)
     may_have_expired = error.may_have_expired and not error.advice
     if options.brokers is not None or not is_exported or not may_have_expired:
         raise error

@@ -241,7 +241,7 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
             chunk_index=manifest.chunk_index,
             compression=manifest.compression,
             encryption=manifest.encryption,
-            indexes={} if indexes is None else _stored_indexes(manifest, indexes),
+            indexes={} if indexes is None else _stored_indexes(manifest, indexes, ref),
         ),
     )
 
@@ -301,7 +301,7 @@ def _folder_of(entry: SegmentEntry) -> str:
 _INDEX_FIELDS: Final = tuple((kind, kind.name.lower()) for kind in IndexType)
 
 
-def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> StoredIndexes:
+def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef, log: ObjectRef) -> StoredIndexes:
     ranges = manifest.segment_indexes
     stored = []
     for kind, field in _INDEX_FIELDS:
@@ -314,4 +314,4 @@ def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> StoredInde
                 f" only {indexes.size} bytes"
             )
         stored.append((kind, span.position, span.stop))
-    return StoredIndexes(indexes, stored)
+    return StoredIndexes(indexes, stored, log)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -102,7 +103,8 @@ class StoredIndex:
         return self.stop - self.start
 
 
-_POSITIONS: Final = struct.Struct(f"<{2 * len(IndexType)}q")
+_SMALL: Final = struct.Struct(f"<{2 * len(IndexType)}i")
+_LARGE: Final = struct.Struct(f"<{2 * len(IndexType)}q")
 _KINDS: Final = tuple(IndexType)
 _NUMBERS: Final = {kind: 2 * number for number, kind in enumerate(_KINDS)}
 _ABSENT: Final = -1
@@ -111,33 +113,60 @@ _ABSENT: Final = -1
 class StoredIndexes(Mapping[IndexType, StoredIndex]):
     """The side files of a segment, if all of them are in one object.
 
-    It equals a dict of the same side files, but takes a fifth of the memory, because plans have one
+    It equals a dict of the same side files, but takes a sixth of the memory, because plans have one
     for each segment.
 
     Args:
         source: The object that contains the side files.
         ranges: Kind, first byte and stop byte of each side file.
+        log: The log of the segment. If both keys differ only in the suffix, only one is stored.
 
     Raises:
         ValueError: A position is not an integer of 64 bits.
     """
 
-    __slots__ = ("_positions", "source")
+    __slots__ = ("_key", "_positions", "_size", "_storage_class", "_suffix", "_version")
 
-    def __init__(self, source: ObjectRef, ranges: Iterable[tuple[IndexType, int, int]]) -> None:
+    def __init__(
+        self,
+        source: ObjectRef,
+        ranges: Iterable[tuple[IndexType, int, int]],
+        log: ObjectRef | None = None,
+    ) -> None:
         positions = [_ABSENT] * (2 * len(IndexType))
         for kind, start, stop in ranges:
             number = _NUMBERS[kind]
             positions[number], positions[number + 1] = start, stop
-        self.source = source
+        self._key, self._suffix = source.key, ""
+        if log is not None:
+            dot = source.key.rfind(".")
+            if dot >= 0 and log.key.rfind(".") == dot and log.key.startswith(source.key[:dot]):
+                self._key, self._suffix = log.key, sys.intern(source.key[dot:])
+        self._size, self._version = source.size, source.version
+        self._storage_class = source.storage_class
         try:
-            self._positions = _POSITIONS.pack(*positions)
-        except struct.error as error:
-            raise ValueError(f"positions of side files: {error}") from None
+            self._positions = _SMALL.pack(*positions)
+        except struct.error:  # a position needs more than 32 bits, or is invalid
+            try:
+                self._positions = _LARGE.pack(*positions)
+            except struct.error as error:
+                raise ValueError(f"positions of side files: {error}") from None
+
+    @property
+    def source(self) -> ObjectRef:
+        """The object that contains the side files."""
+        key = self._key
+        if self._suffix:
+            key = key.rpartition(".")[0] + self._suffix
+        return ObjectRef(key, self._size, self._version, self._storage_class)
+
+    def _unpacked(self) -> tuple[int, ...]:
+        is_small = len(self._positions) == _SMALL.size
+        return (_SMALL if is_small else _LARGE).unpack(self._positions)
 
     def __getitem__(self, kind: IndexType) -> StoredIndex:
         number = _NUMBERS[kind]
-        start, stop = _POSITIONS.unpack(self._positions)[number : number + 2]
+        start, stop = self._unpacked()[number : number + 2]
         if start == _ABSENT:
             raise KeyError(kind)
         return StoredIndex(self.source, start, stop)
@@ -150,7 +179,7 @@ class StoredIndexes(Mapping[IndexType, StoredIndex]):
 
     def ranges(self) -> list[tuple[IndexType, int, int]]:
         """Returns kind, first byte and stop byte of each side file."""
-        positions = _POSITIONS.unpack(self._positions)
+        positions = self._unpacked()
         return [
             (kind, start, stop)
             for kind, start, stop in zip(_KINDS, positions[::2], positions[1::2], strict=True)
@@ -324,6 +353,7 @@ def segment_from_facts(
     """
     start, end, max_timestamp, event, exact, epochs, log, compression, chunks = facts[:9]
     encryption, indexes = facts[9:]
+    stored = ref(log)
     return RemoteSegment(
         *identity,
         start,
@@ -333,15 +363,15 @@ def segment_from_facts(
         # The first epoch usually begins with the segment. Sharing the number saves memory.
         tuple([EpochEntry(epoch, start if first == start else first) for epoch, first in epochs]),
         SegmentObjects(
-            ref(log),
-            VariableChunkIndex(*chunks) if isinstance(chunks[2], str) else FixedChunkIndex(*chunks),
+            stored,
+            _chunk_index(chunks, stored),
             compression,
             None
             if encryption is None
             else Encryption(
                 WrappedDataKey.from_text(encryption[0]), base64.b64decode(encryption[1])
             ),
-            _indexes(ref, indexes),
+            _indexes(ref, indexes, stored),
         ),
         exact,
     )
@@ -354,6 +384,15 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
     if isinstance(index, VariableChunkIndex):
         return [*shape, index.transformed_chunks, index.transformed_size]
     return None
+
+
+def _chunk_index(facts: list[Any], log: ObjectRef) -> ChunkIndex:
+    if not isinstance(facts[2], str):
+        return FixedChunkIndex(*facts)
+    chunk_size, file_size, text, stored_size = facts
+    # The chunks fill the log. Sharing the number saves memory.
+    shared = log.size if log.size == stored_size else stored_size
+    return VariableChunkIndex(chunk_size, file_size, text, shared)
 
 
 def _index_facts(
@@ -374,10 +413,12 @@ def _index_facts(
     ]
 
 
-def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> Mapping[IndexType, StoredIndex]:
+def _indexes(
+    ref: Callable[[Any], ObjectRef], facts: list[Any], log: ObjectRef
+) -> Mapping[IndexType, StoredIndex]:
     if facts and all(len(fact) == 4 and fact[1] == facts[0][1] for fact in facts):
         ranges = [(_KINDS_BY_NAME[kind], low, high) for kind, _, low, high in facts]
-        return StoredIndexes(ref(facts[0][1]), ranges)
+        return StoredIndexes(ref(facts[0][1]), ranges, log)
     return {
         _KINDS_BY_NAME[kind]: StoredIndex(
             ref(name), low, high, base64.b64decode(content[0]) if content else None

@@ -28,6 +28,7 @@ Source: `FixedSizeChunkIndex`, `VariableSizeChunkIndex` and `serde.ChunkSizesBin
 from __future__ import annotations
 
 import base64
+import functools
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -145,6 +146,12 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
         raise InvalidManifestError("a chunk size is outside 0 … 2^31−1")
     sizes[-1] = last
     return sizes
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(chunk_size: int) -> int:
+    """Returns the same object for equal chunk sizes, because all segments of a plan have one."""
+    return chunk_size
 
 
 def _check_length(payload: bytes, expected: int) -> None:
@@ -347,7 +354,7 @@ class VariableChunkIndex(ChunkIndex):
     ) -> None:
         _check_size("originalChunkSize", original_chunk_size, minimum=1)
         _check_size("originalFileSize", original_file_size)
-        self.original_chunk_size = original_chunk_size
+        self.original_chunk_size = _shared(original_chunk_size)
         self.original_file_size = original_file_size
         self.transformed_chunks = transformed_chunks
         self._sizes: ChunkSizes | None = None

@@ -36,6 +36,30 @@ def test_stored_indexes_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(StoredIndexes(SOURCE, RANGES))) == AS_DICT
 
 
+def test_stored_indexes_keep_small_and_large_positions() -> None:
+    for stop in (0, (1 << 31) - 1, 1 << 31, (1 << 63) - 1):
+        ranges = [(IndexType.OFFSET, 0, 7), (IndexType.TRANSACTION, 7, stop)]
+        assert StoredIndexes(SOURCE, ranges).ranges() == ranges
+
+
+@pytest.mark.parametrize(
+    ("log", "key"),
+    [
+        ("topic/0/segment.log", "topic/0/segment.indexes"),
+        ("topic/0/segment.log", "topic.b/0/segment.indexes"),
+        ("a.b/segment", "a.c/segment"),
+        ("segment", "segment"),
+        ("segment", "segment."),
+    ],
+)
+def test_stored_indexes_with_a_log_keep_the_key_of_their_object(log: str, key: str) -> None:
+    source = ObjectRef(key, 100, "v1", "STANDARD_IA")
+    indexes = StoredIndexes(source, RANGES, ObjectRef(log, 5, "v2"))
+    assert indexes.source == source
+    assert indexes == StoredIndexes(source, RANGES)
+    assert pickle.loads(pickle.dumps(indexes)).source == source
+
+
 @pytest.mark.parametrize("position", ["1", 1.5, None, 1 << 63])
 def test_stored_indexes_refuse_a_position_that_is_no_integer(position: object) -> None:
     ranges: list[tuple[IndexType, int, int]] = [(IndexType.OFFSET, 0, position)]  # type: ignore[list-item]
