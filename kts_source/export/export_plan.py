@@ -99,6 +99,7 @@ def plan_export(
             offsets.
         DataLossError: See `check_rollback` and `check_logs`.
         TopicNotFoundError: See `check_expired`.
+        StoreError: Offsets would be skipped, but the tier or its mirror did not answer.
         TieredKafkaError: See `plan_scan` and `check_early_stops`.
     """
     rollback = check_rollback(options, state)
@@ -110,6 +111,8 @@ def plan_export(
         scan = ScanPlan((), (), options.columns)
     skipped = [*check_logs(options, scan.partitions, state), *continuation.skipped]
     plan = _plan_waves(scan, options, state.committed, commit_bytes, skipped)
+    if plan.skipped and scan.unanswered is not None:
+        raise scan.unanswered
     if rollback is None:
         return plan
     reason = "a rollback of the table removed its rows, and the loss was accepted"

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from kts_source.planning.lineage import SegmentRange
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.side_files import SideFiles
+    from kts_source.store.joined_store import FallbackStore
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Place:
             yet", for messages.
         explain_hole: Returns a possible reason for missing offsets, for error messages; an empty
             text if there is none. May send requests.
+        mirror: The tier with its mirror. Missing offsets count as lost only if both answered.
     """
 
     topic: str
@@ -104,6 +106,7 @@ class Place:
     holder: str = "the tier"
     beyond: str = "not tiered yet"
     explain_hole: Callable[[], str] | None = None
+    mirror: FallbackStore | None = None
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -123,8 +126,11 @@ class Place:
         self, text: str, error: Callable[[str], DataLossError] = DataLossError
     ) -> None:
         """Raises `error` with the text after the partition's name. If `failOnDataLoss` is false,
-        logs the text as a warning instead, without advice to set the option.
+        logs the text as a warning instead, without advice to set the option. Raises the error of
+        the tier or its mirror if one of them did not answer.
         """
+        if self.mirror is not None:
+            self.mirror.require_answers()
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
         log.warning("%s: %s", self, printable(_without_advice(text)))

@@ -369,7 +369,8 @@ class UnionLog(SourceLog):
         *,
         with_lineage: bool = False,
     ) -> None:
-        super().__init__(broker_place(options, brokers), brokers.topic_id, tiered.side_files)
+        location = replace(broker_place(options, brokers), mirror=tiered.side_files.mirror)
+        super().__init__(location, brokers.topic_id, tiered.side_files)
         self._options = options
         self._brokers = brokers
         self._tiered = tiered

@@ -257,7 +257,7 @@ class DiskSource:
                 f"{disks.store.uri(replica.checkpoint)}: {lost_reason(*key, replica)}"
                 for replica in disks.lost_replicas(key)
             ]
-            Place(*key, orphans, options.fail_on_data_loss).raise_or_warn(
+            Place(*key, orphans, options.fail_on_data_loss, mirror=side_files.mirror).raise_or_warn(
                 f"no log directory of option 'tailPath' holds a replica of topic id"
                 f" {topic.topic_id}, so offsets that were not tiered are lost"
                 f"{''.join(f'; {text}' for text in remains)}; failOnDataLoss=false reads what the"
@@ -272,6 +272,7 @@ class DiskSource:
             options.fail_on_data_loss,
             holder="the tier with the disks",
             beyond="above the end of the log",
+            mirror=side_files.mirror,
         )
         disk_log = DiskLog(
             location, topic.topic_id, side_files, disks, listed, end_of_log=options.end_of_log

@@ -75,7 +75,7 @@ from kts_source.planning.tier_source import TierSource
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import SegmentSlice
 from kts_source.secret import scrub
-from kts_source.store.joined_store import head_again, is_in_additional_store
+from kts_source.store.joined_store import head_again, is_in_additional_store, mirror_of
 from kts_source.store.open_store import open_store, scheme_of, storage_of_other_path
 from kts_source.texts import some
 from kts_source.tier import Tier, open_tier
@@ -157,7 +157,9 @@ def plan_scan(
         if is_read:
             allows_archived = on_partition_error is not None
             check_plan(plan, options, opened.store, allows_archived=allows_archived)
-        return replace(plan, remarks=opened.store.remarks)
+        mirrored = mirror_of(opened.store)
+        unanswered = None if mirrored is None else mirrored.unanswered
+        return replace(plan, remarks=opened.store.remarks, unanswered=unanswered)
 
 
 def _plan(

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kts_source.errors import StoreError
     from kts_source.planning.estimate import Price
     from kts_source.planning.partition_plan import SegmentName
 
@@ -92,6 +93,8 @@ class ScanPlan(Displayed):
             data.
         made_with: Values of the options on which the plan depends, by name.
         remarks: Messages about how this process reads the objects. `to_json` does not write them.
+        unanswered: Error of the tier or its mirror, if one of them did not answer which objects it
+            has. Then missing offsets may not be lost. `to_json` does not write it.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -101,6 +104,7 @@ class ScanPlan(Displayed):
     notes: tuple[str, ...] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = field(default=(), compare=False)
+    unanswered: StoreError | None = field(default=None, compare=False)
 
     @property
     def read_committed(self) -> bool:

@@ -15,6 +15,7 @@ from kts_source.layout.remote_segment import IndexType, RemoteSegment, epochs_be
 from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
+from kts_source.store.joined_store import mirror_of
 from kts_source.texts import printable
 from segment_format.errors import (
     CorruptIndexError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from kts_source.planning.lineage import SegmentRange
     from kts_source.read.segment_source import SegmentSource
+    from kts_source.store.joined_store import FallbackStore
     from segment_format.index.sparse_indexes import OffsetIndex
 
 _Index = TypeVar("_Index")
@@ -79,6 +81,11 @@ class SideFiles:
         self._offset_indexes: dict[tuple[str, str | None], OffsetIndex | None] = {}
         self._time_indexes: dict[tuple[str, str | None], TimeIndex | None] = {}
         self.bounds: tuple[int, ...] = ()
+
+    @property
+    def mirror(self) -> FallbackStore | None:
+        """The tier with its mirror; `None` if there is no mirror."""
+        return mirror_of(self._source.store)
 
     def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
         """Returns the leader-epoch checkpoint that was uploaded with a segment.

@@ -216,6 +216,7 @@ def open_tier_log(
             listed.orphans,
             options.fail_on_data_loss,
             explain_hole=explain,
+            mirror=side_files.mirror,
         ),
         listed,
         side_files,

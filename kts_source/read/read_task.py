@@ -430,14 +430,20 @@ def _preload_decoder(meter: TaskMeter | None) -> None:
 def _check_tier_exists(
     task_slice: SegmentSlice, failure: TieredKafkaError, source: SegmentSource
 ) -> None:
-    """Raises `StoreNotFoundError` if the folder of the topic is empty. Then the tier is missing,
-    for example because it is not mounted, and its records are not lost.
+    """Raises `StoreNotFoundError` if the folder of the topic is empty, in the mirror if the plan
+    reads the object there. Then the store is missing, for example because it is not mounted, and
+    its records are not lost.
     """
-    key = task_slice.objects.log.key
-    if is_in_additional_store(key):
+    ref = task_slice.objects.log
+    if is_in_additional_store(ref.key):
         return
-    parent = key.rpartition("/")[0].rpartition("/")[0]
-    if not any(source.store.list_objects(f"{parent}/" if parent else "")):
+    parent = ref.key.rpartition("/")[0].rpartition("/")[0]
+    prefix, mirrored = f"{parent}/" if parent else "", mirror_of(source.store)
+    if not (
+        any(source.store.list_objects(prefix))
+        if mirrored is None
+        else mirrored.has_folder(prefix, ref.version)
+    ):
         raise StoreNotFoundError(
             f"the tier has no object of topic {task_slice.topic} any more: its folder is not"
             " mounted, or was emptied. Mount it and run again",

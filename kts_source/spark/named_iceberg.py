@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from kts_source.export.tables.export_table import Commit
 
 _BRANCH: Final = "kts_"
+_RENAME: Final = re.compile("(?:file|hdfs|viewfs|abfss?):")
+"""Begin of the locations in which a rename of a file does not replace another file."""
 _CONFLICT: Final = re.compile(
     r"CommitFailedException|is not an ancestor of|(?:Ref|Branch|Tag) does not exist"
     r"|Cannot use branch \(does not exist\)"
@@ -66,11 +68,18 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
             self._spark.catalog.refreshTable(self._name)  # another process may have dropped it
             if not self._spark.catalog.tableExists(self._name):
                 return None
-            current = self._java_table().operations().current()
-            text = iceberg.TableMetadataParser.toJson(current)
+            operations = self._java_table().operations()
+            text = iceberg.TableMetadataParser.toJson(operations.current())
             metadata = TableMetadataUtil.parse_raw(text)
+            is_hadoop = operations.getClass().getSimpleName() == "HadoopTableOperations"
         except Exception as error:  # every error of Spark becomes one of ours
             raise self._spark_error("the table cannot be read", error) from error
+        if is_hadoop and not _RENAME.match(metadata.location):
+            raise UnsupportedTargetError(
+                "a Hadoop catalog commits by renaming a file. In this store, a rename can replace"
+                " the commit of another run. Use another catalog, such as REST, Hive or JDBC",
+                uri=metadata.location,
+            )
         name = name_parts(self._settings.target)
         return Table(name, metadata, "", PyArrowFileIO(), NoopCatalog(name[0]))
 
@@ -151,7 +160,7 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
         """
         columns = self._spark.table(self._name).schema
         rows = self._rows(commit, columns)
-        self._java_table().manageSnapshots().createBranch(branch).commit()
+        self._create_branch(branch)
         start = self._open()
         base = None if start is None else start.snapshot_by_name(branch)
         current = planned.metadata.current_snapshot_id
@@ -176,6 +185,15 @@ class NamedIcebergTable(NamedTable, IcebergExportTable):
         # If another run has removed the branch, Iceberg creates it again at the current snapshot.
         is_next = staged is not None and staged.parent_snapshot_id == base.snapshot_id
         return staged if is_next else None
+
+    def _create_branch(self, branch: str) -> None:
+        try:
+            self._java_table().manageSnapshots().createBranch(branch).commit()
+        except Exception as error:
+            if _CONFLICT.search(str(error)):
+                raise
+            text = "no branch can be created. If the catalog has no branches, use another one"
+            raise self._spark_error(text, error) from error
 
     def _publish(self, branch: str, properties: Mapping[str, str]) -> None:
         """Makes the snapshot of a branch the current one, and sets properties of the table."""

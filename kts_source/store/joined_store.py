@@ -179,6 +179,8 @@ class FallbackStore:
         self._infos: dict[tuple[int, str], ObjectInfo] = {}
         self._down_until = [0.0, 0.0]
         self._reported: set[str] = set()
+        self._failures: list[StoreError | None] = [None, None]
+        self._unanswered: dict[str, StoreError] = {}
 
     def __repr__(self) -> str:
         return f"FallbackStore({self._stores[0]!r}, {self._stores[1]!r})"
@@ -225,28 +227,74 @@ class FallbackStore:
             return [_add_store(number, info) for info in objects]
 
         listed = self._try_both(0, list_all)
-        if listed and _parse_version(listed[0].version)[0] == 0:
-            lost = self._lost(listed, list_all, is_continued=after is not None)
+        if time.monotonic() < self._down_until[0]:
+            self._note(prefix, self._failures[0])
+        elif listed:
+            mirrored = self._ask_mirror(prefix, list_all, counts=False) or []
+            lost = self._lost(listed, mirrored, is_continued=after is not None)
             listed = sorted([*listed, *lost], key=attrgetter("key")) if lost else listed
         yield from listed
 
+    @property
+    def unanswered(self) -> StoreError | None:
+        """Error of a store that did not answer which objects it has; `None` if both answered."""
+        with self._lock:
+            failure = next(iter(self._unanswered.values()), None)
+        if failure is None:
+            return None
+        return failure.extended(
+            ". It may have segments that the other store lacks, so run again when it answers"
+        )
+
+    def require_answers(self) -> None:
+        """Checks that both stores answered which objects they have, so that missing objects are
+        lost.
+
+        Raises:
+            StoreError: A store did not answer.
+        """
+        failure = self.unanswered
+        if failure is not None:
+            raise failure
+
+    def has_folder(self, prefix: str, version: str | None) -> bool:
+        """Returns whether the store that `version` names has an object whose key starts with
+        `prefix`.
+        """
+        home = _parse_version(version)[0]
+        return self._try_store(home, lambda _: any(self._stores[home].list_objects(prefix)))
+
+    def _note(self, name: str, failure: StoreError | None) -> None:
+        """Notes whether a store answered about the object or prefix `name`."""
+        with self._lock:
+            if failure is not None:
+                self._unanswered[name] = failure
+            else:
+                self._unanswered.pop(name, None)
+
+    def _ask_mirror(self, name: str, read: Callable[[int], T], *, counts: bool = True) -> T | None:
+        """Returns the mirror's answer about the object or prefix `name`; `None` if it does not
+        answer or lacks the object.
+        """
+        failure = self._failures[1] if time.monotonic() < self._down_until[1] else None
+        answer = None
+        if failure is None:
+            try:
+                answer = self._try_store(1, read, counts=counts)
+            except ObjectNotFoundError:
+                pass
+            except StoreError as error:
+                failure = error
+        self._note(name, failure)
+        return answer
+
     def _lost(
-        self,
-        listed: list[ObjectInfo],
-        list_all: Callable[[int], list[ObjectInfo]],
-        *,
-        is_continued: bool,
+        self, listed: list[ObjectInfo], mirrored: list[ObjectInfo], *, is_continued: bool
     ) -> list[ObjectInfo]:
         """Returns the objects that the first store has lost: the mirror has them, and the first
         store has an earlier segment in their folder with all of the mirror's objects. Retention
         deletes objects in any order, so it may leave single objects of deleted segments.
         """
-        if time.monotonic() < self._down_until[1]:
-            return []
-        try:
-            mirrored = self._try_store(1, list_all, counts=False)
-        except _FAILURES:
-            return []
         present = {info.key for info in listed}
         incomplete = {_stem(info.key) for info in mirrored if info.key not in present}
         starts: dict[str, str] = {}
@@ -277,11 +325,8 @@ class FallbackStore:
         """
         if _parse_version(version)[0] == 1:
             return None
-        try:
-            info = self._try_store(1, lambda number: self._stores[number].head(key))
-        except StoreError:
-            return None
-        if size is not None and info.size != size:
+        info = self._ask_mirror(key, lambda number: self._stores[number].head(key))
+        if info is None or (size is not None and info.size != size):
             return None
         if reason:
             self._report(key, reason)
@@ -364,6 +409,7 @@ class FallbackStore:
             if number == 1:
                 error.message = error.message.replace("option 'path'", "option 'fallbackPath'")
             with self._lock:
+                self._failures[number] = error
                 is_first = time.monotonic() >= self._down_until[number]
                 self._down_until[number] = time.monotonic() + REST_SECONDS
             if is_first:

@@ -63,6 +63,8 @@ class Front(ThreadingHTTPServer):
     Attributes:
         token: Bearer token that each request must have; `None` = any.
         refusal: HTTP status for requests without this token.
+        unsupported: Requests with this text in their body are answered with status 406; empty =
+            none.
         losing: Part of the requests (text of path and operation) whose next response is lost after
             the server has handled the request; empty = lose none.
         lost: Number of lost responses.
@@ -75,6 +77,7 @@ class Front(ThreadingHTTPServer):
         self.upstream = upstream.removeprefix("http://")
         self.token: str | None = None
         self.refusal = 401
+        self.unsupported = ""
         self.losing = ""
         self.lost = 0
 
@@ -100,6 +103,10 @@ class _Handler(BaseHTTPRequestHandler):
             error = {"message": f"bad login {quoted}", "type": "NotAuthorized"}
             answer = {"error": {**error, "code": front.refusal}}
             self._answer(front.refusal, {}, json.dumps(answer).encode())
+            return
+        if front.unsupported and front.unsupported.encode() in body:
+            problem = {"message": "not here", "type": "UnsupportedOperationException", "code": 406}
+            self._answer(406, {}, json.dumps({"error": problem}).encode())
             return
         upstream = http.client.HTTPConnection(front.upstream, timeout=60)
         with contextlib.closing(upstream):

@@ -1,13 +1,18 @@
 """Exports into Iceberg tables by name with `backfill(…, writer="spark")`, and records the outcomes.
 
 This script runs in a separate environment with a Spark version for which Iceberg has a release; see
-`named_world.py`. The tables are in the SQLite catalog `catalog.db`, which PyIceberg opens as well.
+`named_world.py`. The tables are in the SQLite catalog `catalog.db`, which PyIceberg opens as well,
+and in the catalogs of `other_catalogs`. The JSON file also has
+
+    rest      URL of a REST catalog
+    refusing  URL of a REST catalog that refuses to create branches
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +249,62 @@ def scenario_follow_and_dry_run(world: World) -> dict[str, Any]:
     return follow_and_dry_run(world, NamedIcebergTable)
 
 
+def scenario_catalogs(world: World) -> dict[str, Any]:
+    """Exports into other catalogs. The first run dies before its rows become visible."""
+    step = ("append", DataFrameWriterV2, 0, True)
+    outcomes: dict[str, Any] = {}
+    for catalog in ("rest", "hadoop", "hive"):
+        other = replace(world, namespace=f"{catalog}.shop")
+        world.spark.sql(f"create database {other.namespace}")
+        ((table, before, after, rows),) = kills(other, (step,))
+        outcomes[catalog] = {
+            "offsets": [before, after],
+            "rows": [rows, other.run(table).rows],
+            "branches": branches(other, table),
+            "race": race(other, NamedIcebergTable, "race", is_new=True),
+        }
+    return outcomes
+
+
+def scenario_unsuitable_catalogs(world: World) -> dict[str, Any]:
+    outcomes = {}
+    (world.out / "store").mkdir()
+    for catalog in ("refusing", "store"):
+        other = replace(world, namespace=f"{catalog}.unsuitable")
+        world.spark.sql(f"create database {other.namespace}")
+        error = other.error("rows")
+        outcomes[catalog] = {"error": error, "offsets": other.offsets("rows")}
+    return outcomes
+
+
+def other_catalogs(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Returns Spark settings of more catalogs. The catalog `store` has its files in a local folder,
+    but with URLs of an object store.
+    """
+    out = spec["out"]
+    catalogs = {
+        "rest": {"type": "rest", "uri": spec["rest"]},
+        "refusing": {"type": "rest", "uri": spec["refusing"]},
+        "hadoop": {"type": "hadoop", "warehouse": f"file://{out}/hadoop"},
+        "store": {"type": "hadoop", "warehouse": "s3a://bucket/store"},
+        "hive": {"type": "hive", "warehouse": f"file://{out}/hive"},
+    }
+    settings = {
+        "spark.hadoop.fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+        "spark.hadoop.fs.viewfs.mounttable.bucket.link./store": f"file://{out}/store",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": "jdbc:derby:memory:hive;create=true",
+        "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
+        "spark.hadoop.hive.metastore.schema.verification": "false",
+        # The metastore compares the location of the metadata instead.
+        "spark.hadoop.iceberg.engine.hive.lock-enabled": "false",
+    }
+    for name, properties in catalogs.items():
+        catalog = f"spark.sql.catalog.{name}"
+        settings[catalog] = "org.apache.iceberg.spark.SparkCatalog"
+        settings |= {f"{catalog}.{key}": text for key, text in properties.items()}
+    return settings
+
+
 def main(spec: Mapping[str, Any]) -> None:
     """Runs the scenarios."""
     catalog = "spark.sql.catalog.lake"
@@ -253,6 +314,7 @@ def main(spec: Mapping[str, Any]) -> None:
         f"{catalog}.uri": f"jdbc:sqlite:{spec['out']}/catalog.db",
         f"{catalog}.warehouse": Path(spec["out"]).as_uri(),
         f"{catalog}.jdbc.schema-version": "V1",
+        **other_catalogs(spec),
     }
     arguments: ExportArguments = {"writer": "spark", "table_format": "iceberg"}
     world = start(spec, settings, "lake.shop", arguments)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.golden_data import expected_table
+from tests.integration.iceberg_catalogs import front_of, rest_catalog
 from tests.integration.kafka_jars import spark_lake_jars
 from tests.integration.spark_kafka import run_script
 from tests.kts_source.export.exporting import assert_holds
@@ -28,7 +29,10 @@ ALL = list(range(20))
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jars = spark_lake_jars()
     folder = tmp_path_factory.mktemp("named")
-    run_script(SCRIPT, {"jars": [str(path) for path in jars], "out": str(folder)}, folder)
+    with rest_catalog(tmp_path_factory.mktemp("rest")) as url, front_of(url) as front:
+        front.unsupported = '"ref-name":"kts_'
+        spec = {"jars": [str(path) for path in jars], "rest": url, "refusing": front.url}
+        run_script(SCRIPT, {**spec, "out": str(folder)}, folder)
     return folder
 
 
@@ -134,3 +138,35 @@ def test_follow_commits_in_rounds_and_dry_run_creates_no_table(outcomes: dict[st
     assert followed["rounds"] == [10, 10]
     assert followed["offsets"] == ALL
     assert followed["dry"] == [2, False]
+
+
+@pytest.mark.parametrize("catalog", ["rest", "hadoop", "hive"])
+def test_killed_run_resumes_in_other_catalogs(catalog: str, outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["catalogs"][catalog]
+    assert outcome["offsets"] == [[], ALL]
+    assert outcome["rows"] == [len(ALL), 0]
+    assert outcome["branches"] == 0
+
+
+@pytest.mark.parametrize("catalog", ["rest", "hadoop", "hive"])
+def test_concurrent_exports_commit_once_in_other_catalogs(
+    catalog: str, outcomes: dict[str, Any]
+) -> None:
+    race = outcomes["catalogs"][catalog]["race"]
+    assert [text for text in race["outcomes"] if text.endswith("rows")] == ["20 rows"]
+    assert race["offsets"] == ALL
+
+
+def test_catalog_that_refuses_branches_is_an_error(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["unsuitable_catalogs"]["refusing"]
+    assert outcome["error"].startswith("ExportError")
+    assert "no branch can be created" in outcome["error"]
+    assert "not here" in outcome["error"]  # response of the catalog
+    assert outcome["offsets"] == []
+
+
+def test_hadoop_catalog_in_object_store_is_refused(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["unsuitable_catalogs"]["store"]
+    assert outcome["error"].startswith("UnsupportedTargetError")
+    assert "a rename can replace the commit of another run" in outcome["error"]
+    assert outcome["offsets"] == []

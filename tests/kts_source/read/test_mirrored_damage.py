@@ -4,6 +4,7 @@ stream. The expected rows are those that the builder of the log wrote.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import uuid
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.errors import CorruptSegmentError, DataLossError
+from kts_source.errors import CorruptSegmentError, DataLossError, StoreNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import BatchLimits, ReadSettings
@@ -176,7 +177,7 @@ def test_reads_from_the_mirror_are_in_the_report_and_the_metrics(tmp_path: Path)
     objects(tmp_path / "tier", "log")[1].unlink()
     report = Lake(tmp_path, "parquet").export(options)
     assert report.mirrored > 0
-    assert f"{report.mirrored} reads from the mirror: repair the tier" in str(report)
+    assert "from the mirror: repair the tier" in str(report)
     assert f'\nkts_export_mirrored_reads{{target="{report.target}"}} {report.mirrored}\n' in (
         report.to_prometheus()
     )
@@ -222,3 +223,65 @@ def test_mirror_does_not_replace_objects_that_it_lacks(tmp_path: Path) -> None:
         objects(tmp_path / root, "log")[1].unlink()
     with pytest.raises(DataLossError):
         scan(options)
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+@pytest.mark.parametrize(("lacking", "away"), [("tier", "mirror"), ("mirror", "tier")])
+def test_offsets_that_one_store_lacks_are_not_lost_while_the_other_is_away(
+    lacking: str, away: str, allowed: str, tmp_path: Path
+) -> None:
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        log, options = write_mirrored(folder, seed)
+        options["failOnDataLoss"] = allowed
+        lost = random.Random(f"{lacking} {seed}").choice((0, 1, 2, 3))
+        for suffix in SUFFIXES:
+            objects(folder / lacking, suffix)[lost].unlink()
+        complete = folder / away
+        complete.rename(folder / "away")
+        if lost > 0:  # without its first segment, the log looks as if retention had deleted it
+            with pytest.raises(StoreNotFoundError, match="run again when it answers"):
+                scanned(options)
+            with pytest.raises(StoreNotFoundError, match="run again when it answers"):
+                exported(options, folder)
+            with contextlib.suppress(StoreNotFoundError):  # or the stream waits
+                rows = streamed(options)
+                assert rows == expected(log)[: len(rows)]
+            shutil.rmtree(folder / "lake")
+        (folder / "away").rename(complete)
+        if lost > 0 or lacking == "mirror":
+            assert scanned(options) == expected(log)
+            assert exported(options, folder) == expected(log)
+
+
+def test_start_that_only_the_absent_store_has_is_not_skipped(tmp_path: Path) -> None:
+    """The mirror lacks the first segments, and the table lacks the offsets of the second one."""
+    log, options = write_mirrored(tmp_path, 0)
+    options["failOnDataLoss"] = "false"
+    for suffix in SUFFIXES:
+        for path in objects(tmp_path / "mirror", suffix)[:2]:
+            path.unlink()
+    lake = Lake(tmp_path / "lake", "parquet")
+    lake.folder.mkdir()
+    stop = log.segments[1].base_offset
+    lake.export({**options, "endingOffsets": f'{{"t": {{"0": {stop}}}}}'})
+    (tmp_path / "tier").rename(tmp_path / "away")
+    with pytest.raises(StoreNotFoundError, match="run again when it answers"):
+        lake.export(options)
+    (tmp_path / "away").rename(tmp_path / "tier")
+    lake.export(options)
+    assert sorted(table_offsets(lake)) == expected(log)
+
+
+def test_mirror_that_is_emptied_after_the_plan_is_not_lost(tmp_path: Path) -> None:
+    _, options = write_mirrored(tmp_path, 1)
+    objects(tmp_path / "tier", "log")[1].unlink()
+    parsed = parse_options({**options, "failOnDataLoss": "false"})
+    plan = plan_scan(parsed)
+    shutil.rmtree(tmp_path / "mirror")
+    (tmp_path / "mirror").mkdir()
+    settings = ReadSettings.of(parsed)
+    with closing(open_tier(parsed)) as tier:
+        source = SegmentSource(tier, parsed.key_ring)
+        with pytest.raises(StoreNotFoundError):
+            [list(read_task(task, source, settings)) for task in plan.tasks]
