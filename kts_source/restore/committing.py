@@ -27,13 +27,12 @@ from kts_source.errors import (
 )
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from kts_source.restore.digests import row_digests
-from kts_source.restore.journal import LEVELS, Journal
+from kts_source.restore.journal import LEVELS, MAX_PRODUCER_ID, Journal
 from kts_source.restore.permissions import check_commit
 from kts_source.restore.restore_plan import (
     plan_unchanged_tier,
     read_plan,
     select_partitions,
-    source_options,
 )
 from kts_source.restore.target import REQUIRED_CONFIGS, ZERO_COPY_CONFIGS, target_settings
 from kts_source.texts import some
@@ -141,6 +140,8 @@ def status_restore(plan_path: str) -> list[str]:
         lines.append("the log directory has the rows of the tier")
     elif journal.has("written"):
         lines.append("the rows of the log directory are not compared with the tier")
+    if journal.refused_topic:
+        return [*lines, *_refused_write(plan, journal.refused_topic, has_placed=bool(placed))]
     if not journal.is_complete:
         if journal.has("checked"):
             lines.append(f"the segments are not announced in {REMOTE_LOG_METADATA}")
@@ -162,6 +163,18 @@ def status_restore(plan_path: str) -> list[str]:
             " consumers before it is complete",
         ]
     return [*lines, "next: move the partitions to their brokers, then kts restore commit"]
+
+
+def _refused_write(plan: RestorePlan, topic: str, *, has_placed: bool) -> list[str]:
+    anew = (
+        f"start broker {plan.node_id}, delete the topics of the plan and create them again, then "
+        if has_placed
+        else ""
+    )
+    return [
+        f"refused: {topic} has a producer id above {MAX_PRODUCER_ID:,}",
+        f"next: {anew}plan again without topic {topic}",
+    ]
 
 
 _TOPIC: Final = 2
@@ -277,8 +290,7 @@ def _tier_report(plan: RestorePlan, source: Mapping[str, str] | None) -> list[st
     """Checks that the tier is unchanged. Returns a line if it cannot be checked."""
     if source is None:
         return ["the tier was not checked for new segments of the old cluster: PATH is missing"]
-    tier = select_partitions(source, plan.sources, plan.source_ids)
-    plan_unchanged_tier(plan.partitions, source_options(tier))
+    plan_unchanged_tier(plan, source)
     return []
 
 

@@ -6,6 +6,7 @@ The journal is the file `<plan>.journal`, a line of JSON per step:
     {"step": "staged", "partition": "orders-0", "end": 4711, "maxProducerId": 9,
      "hasTransactions": true, "files": {name: size}}
     {"step": "placed", "partition": "orders-0"}
+    {"step": "refused", "topic": "orders"}        it has a producer id above `MAX_PRODUCER_ID`
     {"step": "written"}                           the checkpoints are updated
     {"step": "checked", "digests": {…}}           the disk has the rows of the tier
     {"step": "published", "maxProducerId": 7}     brokers know the segments that zero copy serves
@@ -83,6 +84,7 @@ _SCHEMA: Final[Mapping[str, Mapping[str, Callable[[object], bool]]]] = {
         "files": _are_files,
     },
     "placed": {"partition": _is_text},
+    "refused": {"topic": _is_text},
     "written": {},
     "checked": {"digests": _are_digests},
     "published": {"maxProducerId": _is_producer_id},
@@ -198,6 +200,11 @@ class Journal:
     def log_dir(self) -> str:
         """Log directory of the restore; empty before `begin`."""
         return str(self.steps[0]["logDir"]) if self.steps else ""
+
+    @property
+    def refused_topic(self) -> str:
+        """Topic in the tier that cannot be restored; empty if no topic was refused."""
+        return next((entry["topic"] for entry in self.steps if entry["step"] == "refused"), "")
 
     def staged(self, partition: str) -> Mapping[str, Any] | None:
         """Returns the step that recorded the files of a partition, or `None`."""

@@ -17,6 +17,7 @@ from kts_source.errors import InvalidOptionError, ObjectChangedError, TieredKafk
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
+from kts_source.options.selection import Assign
 from kts_source.planning.isolation import EndStates
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import wanted_topic_id
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import ScanPlan
 
 
-PLAN_VERSION: Final = 4
+PLAN_VERSION: Final = 5
 REFUSE, ABORT, CUT = "refuse", "abort", "cut"
 UNDECIDED_POLICIES: Final = (REFUSE, ABORT, CUT)
 _SERVED_SCHEMES: Final = {"local-tiered-storage": ("file",), AivenLayout.name: ("file", "s3")}
@@ -110,6 +111,8 @@ class RestorePlan:
         undecided: Handling of transactions without a known end: one of `UNDECIDED_POLICIES`.
         zero_copy: True if the new cluster serves segments of the old cluster in place.
         partitions: The partitions, ascending by topic and number.
+        assigned: Selected partition numbers by topic in the tier. Includes partitions without data.
+            Empty if all partitions of the topics are selected.
         refusals: Reasons why the plan must not be executed. Empty if it may be executed.
         notes: Facts that the operator should know.
     """
@@ -122,6 +125,7 @@ class RestorePlan:
     undecided: str
     zero_copy: bool
     partitions: tuple[PartitionRestore, ...]
+    assigned: dict[str, list[int]]
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -287,14 +291,12 @@ def plan_restore(
     starts = _local_starts(scan.partitions, parsed, cuts) if zero_copy else {}
     partitions = []
     for each in scan.partitions:
-        pair = each.topic, each.partition
-        name, next_offsets = names.get(each.topic, each.topic), resume.get(each.topic, {})
-        at_least = next_offsets.get(each.partition, 0)
+        pair, name = (each.topic, each.partition), names.get(each.topic, each.topic)
+        at_least = resume.get(each.topic, {}).get(each.partition, 0)
         partitions.append(_partition(each, name, at_least, cuts.get(pair), starts.get(pair)))
         refusals += _refusals(partitions[-1], undecided)
-    found = describe_target(settings, partitions, zero_copy=zero_copy)
-    refusals += found.refusals or _changes(partitions, parsed, refusals)
-    return RestorePlan(
+    found = describe_target(settings, partitions, _assigned(parsed), zero_copy=zero_copy)
+    plan = RestorePlan(
         plan_id=secrets.token_hex(8),
         source=",".join((parsed.path, *parsed.disk_paths)),
         cluster_id=found.cluster_id,
@@ -303,41 +305,52 @@ def plan_restore(
         undecided=undecided,
         zero_copy=zero_copy,
         partitions=tuple(partitions),
-        refusals=tuple(refusals),
+        assigned=_assigned(parsed),
+        refusals=(*refusals, *found.refusals),
         notes=(*scan.notes, *found.notes, *experimental),
     )
+    return plan if plan.refusals else replace(plan, refusals=_changes(plan, options))
 
 
-def _changes(
-    partitions: Iterable[PartitionRestore], options: ScanOptions, refusals: Sequence[str]
-) -> list[str]:
-    """Returns a refusal if the tier changed since these partitions were planned. Plans the tier
-    again only if there are no other refusals.
-    """
-    if refusals:
-        return []
+def _assigned(options: ScanOptions) -> dict[str, list[int]]:
+    """Returns the partition numbers by topic that option `assign` selects."""
+    selection = options.selection
+    if not isinstance(selection, Assign):
+        return {}
+    return {topic: list(numbers) for topic, numbers in selection.partitions.items()}
+
+
+def _changes(plan: RestorePlan, options: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns a refusal if the tier changed since it was planned."""
     try:
-        plan_unchanged_tier(partitions, options)
+        plan_unchanged_tier(plan, options)
     except ObjectChangedError as error:
-        return [str(error)]
-    return []
+        return (str(error),)
+    return ()
 
 
-def _ambiguous_ids(topics: set[str], options: ScanOptions) -> list[str]:
-    """Returns a refusal for each topic with several topic ids, of which the options choose none."""
+def _unchosen_ids(topics: Iterable[str], options: ScanOptions) -> dict[str, list[str]]:
+    """Returns the topic ids with partitions in the tier, for each topic of which the options choose
+    none.
+    """
     layout = find_layout(options.layout)
-    texts = []
+    ids = {}
     with closing(open_tier(options)) as tier:
         for topic in sorted(topics):
             if wanted_topic_id(options, topic) is None:
                 folders = layout.topic_folders(tier.store, options.key_prefix, topic)
-                ids = [f.topic_id for f in folders if layout.partitions(tier.store, f)]
-                if len(ids) > 1:
-                    texts.append(
-                        f"{topic}: the tier has topic ids {', '.join(ids)}, because the topic was"
-                        " created again. Choose the id to restore with --topic-id"
-                    )
-    return texts
+                ids[topic] = [f.topic_id for f in folders if layout.partitions(tier.store, f)]
+    return ids
+
+
+def _ambiguous_ids(topics: set[str], options: ScanOptions) -> list[str]:
+    """Returns a refusal for each topic with several topic ids, of which the options choose none."""
+    return [
+        f"{topic}: the tier has topic ids {', '.join(ids)}, because the topic was created again."
+        " Choose the id to restore with --topic-id"
+        for topic, ids in _unchosen_ids(topics, options).items()
+        if len(ids) > 1
+    ]
 
 
 def _check_arguments(
@@ -436,27 +449,61 @@ def select_partitions(
 
 
 def plan_unchanged_tier(
-    partitions: Iterable[PartitionRestore], options: ScanOptions
+    plan: RestorePlan, options: Mapping[str, str]
 ) -> dict[tuple[str, int], PartitionPlan]:
-    """Plans the tier again, and checks that it has the planned segments. Returns the new plan of
-    each partition.
+    """Plans the selection of a restore again, and checks that the tier has the planned segments and
+    no others. Returns the new plan of each partition.
+
+    Args:
+        plan: The plan of the restore.
+        options: Options of the tier, with any selection.
 
     Raises:
-        ObjectChangedError: The tier has other segments than at the time of the plan.
+        ObjectChangedError: The tier has other segments than at the time of the plan, or a topic was
+            created again.
     """
-    scan, errors = plan_source(options)
+    _check_topic_ids(plan, source_options(select_partitions(options, plan.sources)))
+    scan, errors = plan_source(source_options(_planned_selection(plan, options)))
     causes = f"; {some(sorted(map(str, errors)))}" if errors else ""
     found = {(each.topic, each.partition): each for each in scan.partitions}
-    for each in partitions:
-        source = found.get((each.topic, each.partition))
-        if source is None or fingerprint(source) != each.fingerprint or errors:
+    planned = {(each.topic, each.partition): each.fingerprint for each in plan.partitions}
+    for topic, number in sorted(planned.keys() | found.keys()):
+        source = found.get((topic, number))
+        if source is None or fingerprint(source) != planned.get((topic, number)) or errors:
             raise ObjectChangedError(
                 "the tier changed after the restore was planned, perhaps because the old cluster"
                 f" still runs: stop it and plan again{causes}",
-                topic=each.topic,
-                partition=each.partition,
+                topic=topic,
+                partition=number,
             )
     return found
+
+
+def _planned_selection(plan: RestorePlan, options: Mapping[str, str]) -> dict[str, str]:
+    """Returns options of the tier with the selection and the topic ids of a plan. Topics that were
+    selected as a whole may have got data in more partitions.
+    """
+    selected = select_partitions(options, plan.sources, plan.source_ids)
+    if plan.assigned:
+        return {**selected, "assign": json.dumps(plan.assigned)}
+    del selected["assign"]
+    return {**selected, "subscribe": ",".join(plan.source_ids)}
+
+
+def _check_topic_ids(plan: RestorePlan, options: ScanOptions) -> None:
+    """Checks that no planned topic has another topic id in the tier, except those that the options
+    choose. Ids of the new cluster do not count, because it may use the same tier.
+    """
+    known = {*plan.source_ids.values(), *plan.target_ids.values()}
+    for topic, ids in _unchosen_ids(plan.source_ids, options).items():
+        if others := [each for each in ids if each not in known]:
+            raise ObjectChangedError(
+                "the tier changed after the restore was planned, perhaps because the old cluster"
+                f" still runs: the topic was created again with id {', '.join(others)}. Stop the"
+                " old cluster and plan again. If the plan was made with --topic-id"
+                f" {plan.source_ids[topic]}, use the same option here",
+                topic=topic,
+            )
 
 
 def _partition(

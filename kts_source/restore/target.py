@@ -25,7 +25,7 @@ from kts_source.restore.permissions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.broker.cluster import ClusterTopic, TopicConfigs
     from kts_source.broker.settings import BrokerSettings
@@ -92,9 +92,16 @@ def target_settings(kafka_options: Mapping[str, str]) -> BrokerSettings:
 
 
 def describe_target(
-    settings: BrokerSettings, partitions: Sequence[PartitionRestore], *, zero_copy: bool
+    settings: BrokerSettings,
+    partitions: Sequence[PartitionRestore],
+    assigned: Mapping[str, Collection[int]],
+    *,
+    zero_copy: bool,
 ) -> Target:
     """Describes the target topics. Reads no records and changes nothing.
+
+    `assigned` has the selected partitions by topic in the tier; by default, all are selected.
+    Others may have records, because another plan may restore them.
 
     Raises:
         BrokerError: The cluster refuses a request.
@@ -127,12 +134,14 @@ def describe_target(
         node_id, more = _seed(answer)
         refusals += more
         notes: list[str] = []
+        pairs: list[tuple[str, int]] = []
         for name, topic in sorted(topics.items()):
             refusals += _partition_refusals(topic, wanted[name])
-            numbers = {each.partition for each in wanted[name]}
-            if empty := [n for n in topic.leaders if n not in numbers]:
-                notes.append(f"{name}: the tier has no data of partitions {empty}; they stay empty")
-        refusals += _non_empty(cluster, topics.values())
+            chosen = assigned.get(wanted[name][0].topic, topic.leaders)
+            selected = {n: leader for n, leader in topic.leaders.items() if n in chosen}
+            notes += _empty_note(name, selected.keys() - {e.partition for e in wanted[name]})
+            pairs += [(name, n) for n, leader in selected.items() if leader.node >= 0]
+        refusals += _non_empty(cluster, pairs)
         required = ZERO_COPY_CONFIGS if zero_copy else REQUIRED_CONFIGS
         readable = [name for name in topics if DESCRIBE_CONFIGS not in missing.get(name, ())]
         for name, configs in topic_configs(cluster, readable, list(required)).items():
@@ -214,14 +223,13 @@ def _partition_refusals(
             )
 
 
-def _non_empty(cluster: Cluster, topics: Iterable[ClusterTopic]) -> Iterator[str]:
+def _empty_note(topic: str, numbers: Collection[int]) -> Iterator[str]:
+    if numbers:
+        yield f"{topic}: the tier has no data of partitions {sorted(numbers)}; they stay empty"
+
+
+def _non_empty(cluster: Cluster, pairs: Sequence[tuple[str, int]]) -> Iterator[str]:
     """Yields a refusal for each partition that has or had records."""
-    pairs = [
-        (topic.topic, number)
-        for topic in topics
-        for number, leader in topic.leaders.items()
-        if leader.node >= 0
-    ]
     if not pairs:
         return
     starts = cluster.offsets(pairs, EARLIEST, read_committed=False)

@@ -28,7 +28,7 @@ from kts_source.layout.aiven import AivenLayout
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.restore.digests import row_digests
-from kts_source.restore.journal import LEVELS, Journal
+from kts_source.restore.journal import LEVELS, MAX_PRODUCER_ID, Journal
 from kts_source.restore.partition_writer import (
     EPOCHS,
     TEMPORARY,
@@ -269,7 +269,7 @@ def write_restore(
     with disk.locked():
         journal = Journal(plan_path, plan)
         folders = _partition_folders(plan, journal, disk)
-        sources = plan_unchanged_tier(plan.partitions, parsed)
+        sources = plan_unchanged_tier(plan, options)
         if journal.is_complete:
             return plan
         journal.begin(str(disk.path.resolve()))
@@ -281,7 +281,7 @@ def write_restore(
                 on_partition(each.name)
             served = _served_segments(plan, sources, parsed)
             side_files = SideFiles(source, max_batch_bytes=parsed.max_batch_bytes)
-            highest = max_producer_id(side_files, served)
+            highest = _max_served_id(side_files, served, journal)
         _check_written(plan, journal, disk, tier, has_served=bool(served))
         if settings is not None:
             _check_placed(plan, journal)
@@ -423,7 +423,12 @@ def _write_partition(
         partition = sources[restore.topic, restore.partition]
         with _disk_errors(folder):
             writer = PartitionWriter(folder, restore, partition, plan.undecided)
-            writer.write(source)
+            try:
+                writer.write(source)
+            except CorruptSegmentError:
+                if writer.max_producer_id > MAX_PRODUCER_ID:
+                    journal.add("refused", topic=restore.topic)
+                raise
         staged = journal.add(
             "staged",
             partition=restore.name,
@@ -435,6 +440,14 @@ def _write_partition(
     with _disk_errors(folder):
         place_files(folder, staged["files"])
     journal.add("placed", partition=restore.name)
+
+
+def _max_served_id(side_files: SideFiles, served: Sequence[ServedSegment], journal: Journal) -> int:
+    try:
+        return max_producer_id(side_files, served)
+    except CorruptSegmentError as error:
+        journal.add("refused", topic=error.topic)
+        raise
 
 
 def _merge_checkpoints(plan: RestorePlan, journal: Journal, target: LogDir) -> None:

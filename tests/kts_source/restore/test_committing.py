@@ -27,7 +27,14 @@ from tests.kts_source.broker.fake_node import (
     PRODUCER_IDS,
     Fault,
 )
-from tests.kts_source.restore.world import START, VERIFIED, WRITTEN, state_of
+from tests.kts_source.restore.world import (
+    SMALL_LOG,
+    START,
+    VERIFIED,
+    WRITTEN,
+    state_of,
+    write_small_tier,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,6 +221,60 @@ def test_holes_of_other_partitions_refuse_neither_write_nor_commit(
     cluster.brokers.create("orders", [FakePartition(fake_log(log), epoch=100)], new_id)
     commit_restore(str(cluster.plan_file), cluster.target, configs={}, groups={}, source=tier)
     assert state_of(cluster)[-2] == "committed"
+
+
+@pytest.mark.parametrize(
+    ("selection", "is_selected"),
+    [
+        ({"subscribe": "orders"}, True),
+        ({"assign": '{"orders": [0, 1]}'}, True),
+        ({"assign": '{"orders": [1]}'}, False),
+    ],
+)
+def test_data_in_partition_that_was_empty_in_plan_refuses_write_and_commit_if_selected(
+    selection: dict[str, str], is_selected: bool, tmp_path: Path, cluster: NewCluster
+) -> None:
+    whole = write_small_tier(tmp_path / "tier", "orders", 1, 0)
+    tier = {name: text for name, text in whole.items() if name != "subscribe"}
+    (data,) = (tmp_path / "tier" / "tiered").glob("orders-*/0")
+    data.rename(tmp_path / "later")
+    cluster.add_topic("orders", partitions=2)
+    assert cluster.plan({**tier, **selection}).refusals == ()
+
+    def check(step: Callable[[], object]) -> None:
+        (tmp_path / "later").rename(data)
+        if is_selected:
+            with pytest.raises(ObjectChangedError, match=r"the tier changed.*partition 0"):
+                step()
+            data.rename(tmp_path / "later")
+            step()
+        else:
+            step()
+            data.rename(tmp_path / "later")
+
+    def commit() -> None:
+        commit_restore(str(cluster.plan_file), cluster.target, configs={}, groups={}, source=tier)
+
+    check(lambda: cluster.write(whole))
+    cluster.brokers.topics["orders"][1][1].log = fake_log(SMALL_LOG)
+    check(commit)
+    assert state_of(cluster)[-2] == "committed"
+
+
+def test_topic_that_was_created_again_after_write_is_not_committed(
+    tmp_path: Path, restored: NewCluster
+) -> None:
+    source = {"path": str(tmp_path / "tier"), "layout": "local-tiered-storage"}
+    (planned,) = read_plan(str(restored.plan_file)).partitions
+    created_again = LocalTierWriter(tmp_path / "tier", topic="orders")
+    created_again.write_segment(_later_segment(0))
+    more: dict[str, Any] = {"configs": {}, "groups": {}}
+    with pytest.raises(ObjectChangedError, match=f"again with id {created_again.topic_id}"):
+        commit_restore(str(restored.plan_file), restored.target, source=source, **more)
+    assert restored.brokers.producer_ids == {}
+    chosen = {**source, "topicId": planned.topic_id}
+    commit_restore(str(restored.plan_file), restored.target, source=chosen, **more)
+    assert state_of(restored)[-2] == "committed"
 
 
 def _later_segment(base_offset: int) -> SegmentFiles:

@@ -19,7 +19,7 @@ from tests.golden_data import GOLDEN_44, partition_summaries, tier_options, topi
 from tests.kts_source.broker.fake_broker import FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.broker.fake_node import METADATA, Fault
-from tests.kts_source.restore.world import copied_tier
+from tests.kts_source.restore.world import SMALL_LOG, copied_tier, state_of, write_small_tier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,6 +117,22 @@ def test_target_topic_with_fewer_partitions_is_refused_and_with_more_noted(
     plan = cluster.plan(tier_options("wide"))
     assert plan.refusals == ()
     assert plan.notes == ("wide: the tier has no data of partitions [2, 3]; they stay empty",)
+
+
+def test_second_plan_checks_only_its_own_partitions_of_the_target_topic(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
+    whole = write_small_tier(tmp_path / "tier", "orders", 0, 1)
+    tier = {name: text for name, text in whole.items() if name != "subscribe"}
+    cluster.add_topic("orders", partitions=2)
+    first = cluster.plan({**tier, "assign": '{"orders": [0]}'})
+    assert (first.refusals, first.notes) == ((), ())
+    cluster.brokers.topics["orders"][1][0].log = fake_log(SMALL_LOG)
+    second = cluster.plan({**tier, "assign": '{"orders": [1]}'})
+    assert (second.refusals, second.notes) == ((), ())
+    for again in ({**tier, "assign": '{"orders": [0]}'}, whole):
+        (text,) = cluster.plan(again).refusals
+        assert text.startswith("orders-0 of the new cluster is not empty")
 
 
 @pytest.mark.parametrize("replicas", [(0, 1), (1, 0, 2)])
@@ -232,6 +248,8 @@ def test_producer_id_that_commit_cannot_raise_is_refused_before_anything_is_plac
     with pytest.raises(CorruptSegmentError, match=f"{text}.*topic orders, partition 0, offset 1"):
         cluster.write(options)
     assert all(not data for name, data in cluster.files().items() if name.endswith(".log"))
+    refused = "refused: orders has a producer id above 100,000,000"
+    assert state_of(cluster)[-2:] == (refused, "next: plan again without topic orders")
 
 
 @pytest.mark.parametrize(
@@ -322,8 +340,8 @@ def test_rename_to_same_name_is_rejected(cluster: NewCluster) -> None:
 def test_plan_of_another_version_is_rejected(cluster: NewCluster) -> None:
     cluster.add_topic("epochs")
     facts = json.loads(cluster.plan(EPOCHS).to_json())
-    with pytest.raises(InvalidOptionError, match="has version 5"):
-        RestorePlan.from_json(json.dumps({**facts, "version": 5}))
+    with pytest.raises(InvalidOptionError, match="has version 6"):
+        RestorePlan.from_json(json.dumps({**facts, "version": 6}))
     for broken in ("", "[]", "{}"):
         with pytest.raises(InvalidOptionError, match="not a restore plan"):
             RestorePlan.from_json(broken)

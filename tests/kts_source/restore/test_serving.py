@@ -10,7 +10,7 @@ import pytest
 
 from kts_source import scan
 from kts_source.cli.app import main
-from kts_source.errors import BrokerError, InvalidOptionError
+from kts_source.errors import BrokerError, CorruptSegmentError, InvalidOptionError
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from kts_source.restore import serving, writing
 from kts_source.restore.committing import commit_restore, status_restore, verify_restore
@@ -320,6 +320,17 @@ def test_status_explains_each_state_of_a_write(
         (whole, WRITTEN, "the segments are not announced in __remote_log_metadata", AGAIN),
         (whole, WRITTEN, START),  # published
     ]
+
+
+def test_status_after_refused_producer_id_of_served_segments_names_the_topic(
+    options: dict[str, str], cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.plan(options, undecided="abort", zero_copy=True).refusals == ()
+    monkeypatch.setattr(serving, "MAX_PRODUCER_ID", OLD_PRODUCER - 1)
+    with pytest.raises(CorruptSegmentError, match=f"producer id {OLD_PRODUCER}"):
+        _write(cluster, options)
+    assert status_restore(str(cluster.plan_file))[-1].endswith("plan again without topic orders")
+    assert not _produced(cluster)
 
 
 def test_verify_and_commit_of_served_log_succeed(tmp_path: Path, cluster: NewCluster) -> None:

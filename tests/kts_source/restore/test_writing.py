@@ -41,7 +41,7 @@ from tests.golden_data import (
     topic_summary,
 )
 from tests.kts_source.planning.scanning import scan
-from tests.kts_source.restore.world import copied_tier, new_cluster
+from tests.kts_source.restore.world import copied_tier, new_cluster, state_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -667,6 +667,38 @@ def test_partition_in_another_log_directory_of_the_seed_is_rejected_without_chan
         cluster.write(options)
     assert {name for name, _ in cluster.files().items() ^ before.items()} <= {".lock"}
     assert not _journal(cluster).steps
+
+
+@pytest.mark.parametrize("has_placed", [True, False])
+def test_status_after_refused_producer_id_names_the_topic_to_leave_out(
+    has_placed: bool, tmp_path: Path, cluster: NewCluster
+) -> None:
+    builder = LogBuilder()
+    builder.send(100_000_001, [SimpleRecord(b"value")])
+    builder.commit(100_000_001)
+    builder.roll()
+    name = "orders" if has_placed else "bills"
+    LocalTierWriter(tmp_path / "tier", topic=name).write_segment(builder.build().segments[0])
+    other = LogBuilder()
+    other.append([SimpleRecord(b"value")])
+    other.roll()
+    LocalTierWriter(tmp_path / "tier", topic="cats").write_segment(other.build().segments[0])
+    for snapshot in (tmp_path / "tier").rglob("*.snapshot"):
+        snapshot.write_bytes(b"")  # only the batches have the id
+    options = {"path": str(tmp_path / "tier"), "layout": "local-tiered-storage"}
+    options["subscribe"] = f"cats,{name}"
+    for topic in ("cats", name):
+        cluster.add_topic(topic)
+    assert cluster.plan(options).refusals == ()
+    for _ in range(2):
+        with pytest.raises(CorruptSegmentError, match="producer id 100000001"):
+            cluster.write(options)
+        anew = "start broker 0, delete the topics of the plan and create them again, then "
+        assert state_of(cluster) == (
+            f"written: {int(has_placed)} of 2 partitions",
+            f"refused: {name} has a producer id above 100,000,000",
+            f"next: {anew if has_placed else ''}plan again without topic {name}",
+        )
 
 
 def test_disk_of_old_broker_is_restored(tmp_path: Path, cluster: NewCluster) -> None:

@@ -180,10 +180,17 @@ SMALL_LOG = _small_log().build()
 """A log of three segments, with committed and aborted transactions."""
 
 
-def write_small_tier(folder: Path, topic: str) -> dict[str, str]:
-    """Writes `SMALL_LOG` to a tier in the layout of Aiven's plugin. Returns its options."""
-    writer = AivenTierWriter(folder, topic=topic, key_prefix="tiered/")
-    for files in SMALL_LOG.segments:
-        if files.log:
-            writer.write_segment(files)
+def write_small_tier(folder: Path, topic: str, *partitions: int) -> dict[str, str]:
+    """Writes `SMALL_LOG` to partitions (by default 0) of a tier in the layout of Aiven's plugin.
+    Returns its options.
+    """
+    topic_id = None
+    for number in partitions or (0,):
+        writer = AivenTierWriter(
+            folder, topic=topic, key_prefix="tiered/", partition=number, topic_id=topic_id
+        )
+        topic_id = writer.topic_id
+        for files in SMALL_LOG.segments:
+            if files.log:
+                writer.write_segment(files)
     return {"path": str(folder), "keyPrefix": "tiered/", "subscribe": topic}
