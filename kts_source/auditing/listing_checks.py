@@ -284,14 +284,13 @@ def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
     )
 
 
-def check_withheld(partition: PartitionObjects, current: str) -> Finding:
-    """Returns a finding without objects about a partition of an older topic id. `current` is the
-    topic id of the brokers, which has no segment in the tier.
+def check_withheld(partition: PartitionObjects, reason: str) -> Finding:
+    """Returns a finding without objects about a partition of an older topic id. `reason` says why a
+    topic that was restored with zero copy may use them.
     """
     text = (
         f"{len(partition.sizes)} objects have topic id {partition.topic_id}. Delete none of them:"
-        f" the tier has no manifest of the brokers' topic id {current}, so it is unknown whether"
-        " this topic was restored with zero copy and uses them"
+        f" {reason}"
     )
     first = min((entry.base_offset for entry in partition.entries), default=None)
     return partition.finding("other-topic-id", first, None, [], text)

@@ -382,7 +382,8 @@ def _mark_used(
 
     Brokers may announce segments whose manifests are lost. Objects of another topic id with the
     same names count as used. If no manifest of the brokers' topic id exists, all objects of older
-    ids count as used, because brokers may have lost the announcements, too.
+    ids count as used, because brokers may have lost the announcements, too. Without brokers, they
+    count as used if any topic uses objects of another id, because its manifests may be lost.
     """
     listed = [*partitions, *(partition for partition, _ in others)]
     names: dict[PartitionKey, set[str]] = defaultdict(set)
@@ -405,17 +406,32 @@ def _mark_used(
     }
     findings: list[Finding] = []
 
+    def withheld(partition: PartitionObjects, reason: str) -> PartitionObjects:
+        if partition.sizes:
+            findings.append(check_withheld(partition, reason))
+        return replace(partition, used=frozenset(partition.sizes))
+
     def mark(partition: PartitionObjects) -> PartitionObjects:
         current = lost.get(partition.topic, partition.topic_id)
         if current == partition.topic_id:
             return partition.with_used(owners)
-        if partition.sizes:
-            findings.append(check_withheld(partition, current))
-        return replace(partition, used=frozenset(partition.sizes))
+        return withheld(
+            partition,
+            f"the tier has no manifest of the brokers' topic id {current}, so it is unknown whether"
+            " this topic was restored with zero copy and uses them",
+        )
 
     marked = [mark(partition) for partition in partitions]
+    restored = next((each for each in listed if each.is_restored), None)
     for partition, chosen in others:
-        findings += check_topic_id(mark(partition), chosen)
+        if restored is None or snapshots:
+            findings += check_topic_id(mark(partition), chosen)
+        else:
+            withheld(
+                partition,
+                f"topic {restored.topic} was restored with zero copy, and a lost manifest may refer"
+                " to them. Repeat the audit with kafka.bootstrap.servers",
+            )
     return marked, findings
 
 
