@@ -45,6 +45,7 @@ from segment_format.record.recovery import WholeBatches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from kts_source.broker.cluster import ClusterTopic
     from kts_source.restore.restore_plan import RestorePlan
     from segment_format.record.records import DecodedBatch
 
@@ -89,13 +90,7 @@ def _offset_differences(
     plan: RestorePlan, journal: Journal, target: Mapping[str, str]
 ) -> Iterator[str]:
     with closing(Cluster(target_settings(target))) as cluster:
-        topics = cluster.topics(plan.target_ids)
-        for name, topic_id in plan.target_ids.items():
-            if name not in topics or topics[name].topic_id != topic_id:
-                raise InvalidOptionError(
-                    f"topic {name} of the new cluster does not have the planned topic id"
-                    f" {topic_id}: it was deleted or created again. Restore it with a new plan"
-                )
+        topics = _planned_topics(cluster, plan)
         pairs = [(each.target_topic, each.partition) for each in plan.partitions]
         starts = cluster.offsets(pairs, EARLIEST, read_committed=False)
         ends = cluster.offsets(pairs, LATEST, read_committed=False)
@@ -116,6 +111,18 @@ def _offset_differences(
                     f"{each.name}: leader epoch {leader.epoch} is not above leader epoch"
                     f" {each.max_epoch} of the old cluster"
                 )
+
+
+def _planned_topics(cluster: Cluster, plan: RestorePlan) -> dict[str, ClusterTopic]:
+    """Returns the topics of the new cluster by name, and checks that they have the planned ids."""
+    topics = cluster.topics(plan.target_ids)
+    for name, topic_id in plan.target_ids.items():
+        if name not in topics or topics[name].topic_id != topic_id:
+            raise InvalidOptionError(
+                f"topic {name} of the new cluster does not have the planned topic id {topic_id}: it"
+                " was deleted or created again. Restore it with a new plan"
+            )
+    return topics
 
 
 def status_restore(plan_path: str) -> list[str]:
@@ -237,6 +244,8 @@ def commit_restore(
     if journal.has("committing"):
         # Retention and compaction may already remove rows, if the commit before has set them.
         report.append("the rows were compared before the commit began, and are not compared again")
+        if source is not None:
+            report.append("the tier is not checked, because a commit began before")
     else:
         _check_verified(plan_path, target)
         report += _tier_report(plan, source)
@@ -265,7 +274,7 @@ def _hand_over(
 ) -> list[str]:
     """Changes the new cluster. Returns the changes."""
     with closing(Cluster(target_settings(target))) as cluster:
-        cluster.topics(plan.target_ids)
+        _planned_topics(cluster, plan)
         for node in cluster.nodes:
             raise_producer_ids(cluster, node, max_producer_id)
         report = [f"producer ids up to {max_producer_id} are not assigned again"]

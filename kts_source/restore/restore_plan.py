@@ -494,6 +494,11 @@ def _check_topic_ids(plan: RestorePlan, options: ScanOptions) -> None:
     """Checks that no planned topic has another topic id in the tier, except those that the options
     choose. Ids of the new cluster do not count, because it may use the same tier.
     """
+    for topic, planned in plan.source_ids.items():
+        if (chosen := wanted_topic_id(options, topic)) not in (None, planned):
+            raise InvalidOptionError(
+                f"{topic}: --topic-id chooses {chosen}, but the plan restores topic id {planned}"
+            )
     known = {*plan.source_ids.values(), *plan.target_ids.values()}
     for topic, ids in _unchosen_ids(plan.source_ids, options).items():
         if others := [each for each in ids if each not in known]:

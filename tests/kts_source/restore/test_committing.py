@@ -277,6 +277,44 @@ def test_topic_that_was_created_again_after_write_is_not_committed(
     assert state_of(restored)[-2] == "committed"
 
 
+def test_repeated_commit_refuses_a_topic_that_was_created_again(
+    tmp_path: Path, restored: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise _CrashError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(committing, "set_configs", crash)
+        with pytest.raises(_CrashError):
+            _commit(restored)
+    source = {"path": str(tmp_path / "tier"), "layout": "local-tiered-storage"}
+    more: dict[str, Any] = {"configs": {}, "groups": {"readers": {"orders": {0: 3}}}}
+    topic_id, partitions = restored.brokers.topics["orders"]
+    restored.brokers.create("orders", partitions)
+    with pytest.raises(InvalidOptionError, match="deleted or created again"):
+        commit_restore(str(restored.plan_file), restored.target, source=source, **more)
+    assert restored.brokers.committed == {}
+    restored.brokers.create("orders", partitions, topic_id)
+    report = commit_restore(str(restored.plan_file), restored.target, source=source, **more)
+    assert "the tier is not checked, because a commit began before" in report
+
+
+def test_write_with_another_topic_id_than_the_plan_changes_nothing(
+    tmp_path: Path, cluster: NewCluster
+) -> None:
+    writer = LocalTierWriter(tmp_path / "tier", topic="orders")
+    writer.write_segment(_later_segment(0))
+    source = {"path": str(tmp_path / "tier"), "layout": "local-tiered-storage"}
+    cluster.add_topic("orders")
+    assert cluster.plan({**source, "subscribe": "orders"}).refusals == ()
+    other = LocalTierWriter(tmp_path / "tier", topic="orders")
+    other.write_segment(_later_segment(0))
+    before = cluster.files()
+    with pytest.raises(InvalidOptionError, match=f"--topic-id chooses {other.topic_id}"):
+        cluster.write({**source, "topicId": str(other.topic_id)})
+    assert cluster.files() == {**before, ".lock": b""}
+
+
 def _later_segment(base_offset: int) -> SegmentFiles:
     """Returns a segment after the restored ones."""
     builder = LogBuilder(leader_epoch=5, start_offset=base_offset)
