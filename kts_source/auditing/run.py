@@ -371,6 +371,24 @@ def _list_partitions(
     return partitions, others
 
 
+def _owners(
+    listed: Iterable[PartitionObjects], snapshots: Iterable[BrokerSnapshot]
+) -> dict[str, frozenset[PartitionKey]]:
+    """Returns the partitions that refer to a segment, by the segment's name."""
+    names: dict[PartitionKey, set[str]] = defaultdict(set)
+    for each in listed:
+        names[each.key] |= each.references
+    for snapshot in snapshots:
+        for key, announced in snapshot.announced():
+            names[key].update(announced)
+    owners: dict[str, frozenset[PartitionKey]] = {}
+    for key, names_of_key in names.items():
+        own = frozenset({key})
+        for name in names_of_key:
+            owners[name] = owners[name] | own if name in owners else own
+    return owners
+
+
 def _mark_used(
     partitions: Sequence[PartitionObjects],
     others: Sequence[tuple[PartitionObjects, str]],
@@ -386,17 +404,7 @@ def _mark_used(
     count as used if any topic uses objects of another id, because its manifests may be lost.
     """
     listed = [*partitions, *(partition for partition, _ in others)]
-    names: dict[PartitionKey, set[str]] = defaultdict(set)
-    for each in listed:
-        names[each.key] |= each.references
-    for snapshot in snapshots:
-        for key, announced in snapshot.announced():
-            names[key].update(announced)
-    owners: dict[str, frozenset[PartitionKey]] = {}
-    for key, names_of_key in names.items():
-        own = frozenset({key})
-        for name in names_of_key:
-            owners[name] = owners[name] | own if name in owners else own
+    owners = _owners(listed, snapshots)
     present = {(each.topic, each.topic_id) for each in listed if each.has_manifests}
     lost = {
         topic: topic_id

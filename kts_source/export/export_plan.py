@@ -109,9 +109,14 @@ def plan_export(
     except TopicNotFoundError as error:
         check_expired(options, state, error)
         scan = ScanPlan((), (), options.columns)
-    skipped = [*check_logs(options, scan.partitions, state), *continuation.skipped]
+    try:
+        skipped = [*check_logs(options, scan.partitions, state), *continuation.skipped]
+    except DataLossError:
+        if scan.unanswered is None:
+            raise
+        raise scan.unanswered from None
     plan = _plan_waves(scan, options, state.committed, commit_bytes, skipped)
-    if plan.skipped and scan.unanswered is not None:
+    if scan.unanswered is not None and (plan.skipped or _is_start_unsure(scan, state)):
         raise scan.unanswered
     if rollback is None:
         return plan
@@ -120,6 +125,17 @@ def plan_export(
     # A commit, even without rows, makes the next run accept the restored state.
     waves = plan.waves or (Wave((), ()),)
     return replace(plan, waves=waves, skipped=(*lost, *plan.skipped))
+
+
+def _is_start_unsure(scan: ScanPlan, state: TableState) -> bool:
+    """Returns whether a partition is new to the table, and only the mirror could tell its start. A
+    table cannot get lower offsets later.
+    """
+    return scan.is_mirror_alone and any(
+        partition.start == partition.surviving.log_start > 0
+        and _held(state.committed, partition) is None
+        for partition in scan.partitions
+    )
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:

@@ -157,9 +157,12 @@ def plan_scan(
         if is_read:
             allows_archived = on_partition_error is not None
             check_plan(plan, options, opened.store, allows_archived=allows_archived)
+        plan = replace(plan, remarks=opened.store.remarks)
         mirrored = mirror_of(opened.store)
-        unanswered = None if mirrored is None else mirrored.unanswered
-        return replace(plan, remarks=opened.store.remarks, unanswered=unanswered)
+        if mirrored is None:
+            return plan
+        unanswered, is_alone = mirrored.unanswered, mirrored.is_mirror_alone
+        return replace(plan, unanswered=unanswered, is_mirror_alone=is_alone)
 
 
 def _plan(

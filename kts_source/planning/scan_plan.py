@@ -95,6 +95,8 @@ class ScanPlan(Displayed):
         remarks: Messages about how this process reads the objects. `to_json` does not write them.
         unanswered: Error of the tier or its mirror, if one of them did not answer which objects it
             has. Then missing offsets may not be lost. `to_json` does not write it.
+        is_mirror_alone: True if only the mirror answered. Then the log may begin earlier. `to_json`
+            does not write it.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -105,6 +107,7 @@ class ScanPlan(Displayed):
     made_with: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = field(default=(), compare=False)
     unanswered: StoreError | None = field(default=None, compare=False)
+    is_mirror_alone: bool = field(default=False, compare=False)
 
     @property
     def read_committed(self) -> bool:

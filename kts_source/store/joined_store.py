@@ -227,10 +227,12 @@ class FallbackStore:
             return [_add_store(number, info) for info in objects]
 
         listed = self._try_both(0, list_all)
-        if time.monotonic() < self._down_until[0]:
+        if self.is_mirror_alone:
             self._note(prefix, self._failures[0])
         elif listed:
             mirrored = self._ask_mirror(prefix, list_all, counts=False) or []
+            if not mirrored and after is None and prefix not in self._unanswered:
+                self._note(prefix, self._empty_mirror(prefix))
             lost = self._lost(listed, mirrored, is_continued=after is not None)
             listed = sorted([*listed, *lost], key=attrgetter("key")) if lost else listed
         yield from listed
@@ -256,6 +258,18 @@ class FallbackStore:
         failure = self.unanswered
         if failure is not None:
             raise failure
+
+    def _empty_mirror(self, prefix: str) -> StoreError:
+        return StoreNotFoundError(
+            "the mirror has no objects here: it is not mounted, or fallbackPath is wrong. Correct"
+            " this, or remove fallbackPath",
+            uri=self._stores[1].uri(prefix),
+        )
+
+    @property
+    def is_mirror_alone(self) -> bool:
+        """True if the first store does not answer."""
+        return time.monotonic() < self._down_until[0]
 
     def has_folder(self, prefix: str, version: str | None) -> bool:
         """Returns whether the store that `version` names has an object whose key starts with

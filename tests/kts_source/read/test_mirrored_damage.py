@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -285,3 +286,40 @@ def test_mirror_that_is_emptied_after_the_plan_is_not_lost(tmp_path: Path) -> No
         source = SegmentSource(tier, parsed.key_ring)
         with pytest.raises(StoreNotFoundError):
             [list(read_task(task, source, settings)) for task in plan.tasks]
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_offsets_are_not_lost_while_the_mirror_is_empty(tmp_path: Path, allowed: str) -> None:
+    log, options = write_mirrored(tmp_path, 1)
+    options["failOnDataLoss"] = allowed
+    for suffix in SUFFIXES:
+        objects(tmp_path / "tier", suffix)[2].unlink()
+    (tmp_path / "mirror").rename(tmp_path / "away")
+    (tmp_path / "mirror").mkdir()
+    for read in (scanned, partial(exported, folder=tmp_path)):
+        with pytest.raises(StoreNotFoundError, match=r"mirror has no objects here.*not mounted"):
+            read(options)
+    (tmp_path / "mirror").rmdir()
+    (tmp_path / "away").rename(tmp_path / "mirror")
+    shutil.rmtree(tmp_path / "lake")
+    assert exported(options, tmp_path) == expected(log)
+
+
+@pytest.mark.parametrize("kept", [slice(0, 2), slice(2, None)])
+def test_start_and_end_of_the_mirror_alone_are_no_facts(tmp_path: Path, kept: slice) -> None:
+    """The mirror has only the first or the last segments, and the tier is away."""
+    log, options = write_mirrored(tmp_path, 0)
+    lake = Lake(tmp_path / "lake", "parquet")
+    lake.folder.mkdir()
+    if kept.start == 0:  # the table has more than the mirror
+        lake.export(options)
+    for suffix in SUFFIXES:
+        all_objects = objects(tmp_path / "mirror", suffix)
+        for path in {*all_objects} - {*all_objects[kept]}:
+            path.unlink()
+    (tmp_path / "tier").rename(tmp_path / "away")
+    with pytest.raises(StoreNotFoundError, match="run again when it answers"):
+        lake.export(options)
+    (tmp_path / "away").rename(tmp_path / "tier")
+    lake.export(options)
+    assert sorted(table_offsets(lake)) == expected(log)
