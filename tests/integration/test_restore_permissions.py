@@ -129,7 +129,7 @@ def test_restore_lists_missing_permissions_before_any_change(
         cluster.nodes[1].stop()
         write_restore(str(plan_file), source, str(cluster.nodes[1].logs))
         cluster.start_node(1)
-        with pytest.raises(BrokerAccessError, match="so nothing was committed") as caught:
+        with pytest.raises(BrokerAccessError, match="so this run changed nothing") as caught:
             commit_restore(str(plan_file), login, configs=configs, groups=groups)
         assert _committed(cluster) == {}
         assert cluster.admin.topic_config("orders", "retention.ms") == "-1"
