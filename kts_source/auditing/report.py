@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from kts_source.texts import Displayed, Table, camel_case, json_fields, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 LISTING: Final = "listing"
 METADATA: Final = "metadata"
@@ -618,13 +618,16 @@ _HELP = {
     "kts_audit_orphan_bytes": "Stored bytes of objects that neither brokers nor readers use.",
     "kts_audit_orphan_dollars_a_month": "Monthly cost of these objects at list prices of S3.",
 }
-_GAUGES = {
-    "kts_audit_whole": "is_whole",
-    "kts_audit_start_offset": "start",
-    "kts_audit_stop_offset": "stop",
-    "kts_audit_stored_bytes": "stored_bytes",
-    "kts_audit_records": "records",
+_GAUGES: Final[Mapping[str, tuple[str, Callable[[list[float]], float]]]] = {
+    "kts_audit_whole": ("is_whole", min),
+    "kts_audit_start_offset": ("start", min),
+    "kts_audit_stop_offset": ("stop", max),
+    "kts_audit_stored_bytes": ("stored_bytes", sum),
+    "kts_audit_records": ("records", sum),
 }
+"""Attribute of a statement for each metric, and how the values of several topic ids are combined: a
+metric has one sample per partition, because Prometheus refuses equal labels.
+"""
 
 
 def to_prometheus(report: AuditReport) -> str:
@@ -635,11 +638,13 @@ def to_prometheus(report: AuditReport) -> str:
         ("kts_audit_timestamp_seconds", {"level": report.level}, report.audited_ms / 1000),
         *_finding_samples(report.findings),
     ]
-    for name, attribute in _GAUGES.items():
+    for name, (attribute, combined) in _GAUGES.items():
+        values: dict[tuple[str, int], list[float]] = {}
         for partition in report.partitions:
             value = getattr(partition, attribute)
             if value is not None:
-                samples.append((name, _labels(partition.topic, partition.partition), value))
+                values.setdefault((partition.topic, partition.partition), []).append(value)
+        samples += [(name, _labels(*key), combined(each)) for key, each in values.items()]
     samples += _orphan_samples(report)
     return "".join(_lines(samples))
 

@@ -18,6 +18,7 @@ from kts_source.auditing.report import (
     LEVELS,
     AuditReport,
     Finding,
+    PartitionStatement,
     Severity,
     in_order,
     to_prometheus,
@@ -173,6 +174,19 @@ def test_hostile_topic_names_are_escaped_in_metrics_and_json() -> None:
     )
     assert "\x1b" not in create_report(create_finding("crc", "\x1b[2J")).to_json()
     assert "\x9b" not in create_report(create_finding("crc", "\x9b2J")).to_json()
+
+
+def test_prometheus_metrics_have_one_sample_for_several_topic_ids() -> None:
+    statements = (
+        PartitionStatement(TOPIC, "new", 0, 10, 30, 30, 2, 100, is_whole=True, records=20),
+        PartitionStatement(TOPIC, "old", 0, 0, 10, 10, 1, 50, is_whole=False, records=10),
+    )
+    text = to_prometheus(replace(create_report(), partitions=statements))
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert len(samples) == len([line for line in text.splitlines() if line[0] != "#"])
+    labels = f'{{topic="{TOPIC}",partition="0"}}'
+    names = ("whole", "start_offset", "stop_offset", "stored_bytes", "records")
+    assert [samples[f"kts_audit_{name}{labels}"] for name in names] == ["0", "0", "30", "150", "30"]
 
 
 def test_prometheus_metrics_omit_values_that_the_audit_did_not_compute(tmp_path: Path) -> None:
