@@ -245,7 +245,8 @@ class FallbackStore:
         if failure is None:
             return None
         return failure.extended(
-            ". It may have segments that the other store lacks, so run again when it answers"
+            ". It may have segments that the other store lacks, so run again when it answers. If it"
+            " is gone for good, remove fallbackPath, or use the mirror as path"
         )
 
     def require_answers(self) -> None:

@@ -301,6 +301,7 @@ class S3Store(ClientStore):
             return 403, text
         # S3 also denies access to a missing key if the user may not list the bucket.
         if code in _EXPIRED_CODES:
+            text = text.rstrip(". ")
             return 403, f"{text}. {expiry_advice(self._storage.reveal(), os.environ)}"
         if code in _DENIED_CODES:
             return 403, text

@@ -103,7 +103,7 @@ def library_error(
         text += ", because its store or catalog is unavailable; wait for the end of the outage"
     is_expired = _EXPIRED.search(reason)
     if is_expired:
-        reason += f". {expiry_advice(storage.reveal(), os.environ)}"
+        reason = f"{reason.rstrip('. ')}. {expiry_advice(storage.reveal(), os.environ)}"
     if is_expired or _DENIED.search(reason):
         return access_denied(f"{text}: {reason}", uri=uri)
     if type(error).__name__ in _REFUSED_LOGINS:
