@@ -109,8 +109,10 @@ def plan_export(
     except TopicNotFoundError as error:
         check_expired(options, state, error)
         scan = ScanPlan((), (), options.columns)
+    # While a store does not answer, its log or its topic id may be newer.
+    checked = options if scan.unanswered is None else replace(options, fail_on_data_loss=True)
     try:
-        skipped = [*check_logs(options, scan.partitions, state), *continuation.skipped]
+        skipped = [*check_logs(checked, scan.partitions, state), *continuation.skipped]
     except DataLossError:
         if scan.unanswered is None:
             raise

@@ -323,3 +323,22 @@ def test_start_and_end_of_the_mirror_alone_are_no_facts(tmp_path: Path, kept: sl
     (tmp_path / "away").rename(tmp_path / "tier")
     lake.export(options)
     assert sorted(table_offsets(lake)) == expected(log)
+
+
+def test_old_topic_id_that_only_the_mirror_has_is_not_exported(tmp_path: Path) -> None:
+    """The topic was created again, and its new segments are not in the mirror yet."""
+    _, options = write_mirrored(tmp_path, 0)
+    options["failOnDataLoss"] = "false"
+    (tmp_path / "tier").rename(tmp_path / "old")
+    writer = AivenTierWriter(str(tmp_path / "tier"), topic="t", topic_id=uuid.UUID(int=8))
+    for files in build_log(1).segments:
+        writer.write_segment(files)
+    lake = Lake(tmp_path / "lake", "parquet")
+    lake.folder.mkdir()
+    lake.export({name: text for name, text in options.items() if name != "fallbackPath"})
+    rows = sorted(table_offsets(lake))
+    assert rows
+    (tmp_path / "tier").rename(tmp_path / "away")
+    with pytest.raises(StoreNotFoundError, match="run again when it answers"):
+        lake.export(options)
+    assert sorted(table_offsets(lake)) == rows
