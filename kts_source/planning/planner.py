@@ -41,6 +41,7 @@ from kts_source.errors import (
     PlanTooLargeError,
     StoreError,
     TieredKafkaError,
+    TopicNotFoundError,
 )
 from kts_source.options import ScanOptions, options_of
 from kts_source.options.selection import Assign, Subscribe
@@ -150,15 +151,20 @@ def plan_scan(
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
     opening = closing(open_tier(options)) if tier is None else nullcontext(tier)
     with opening as opened, paused_collector():
-        if options.plan_file:
-            plan = replayed(options, opened, progress)
-        else:
-            plan = _plan(options, opened, progress, tasks, on_partition_error)
+        mirrored = mirror_of(opened.store)
+        try:
+            if options.plan_file:
+                plan = replayed(options, opened, progress)
+            else:
+                plan = _plan(options, opened, progress, tasks, on_partition_error)
+        except TopicNotFoundError:
+            if mirrored is not None:
+                mirrored.require_answers()
+            raise
         if is_read:
             allows_archived = on_partition_error is not None
             check_plan(plan, options, opened.store, allows_archived=allows_archived)
         plan = replace(plan, remarks=opened.store.remarks)
-        mirrored = mirror_of(opened.store)
         if mirrored is None:
             return plan
         unanswered, is_alone = mirrored.unanswered, mirrored.is_mirror_alone

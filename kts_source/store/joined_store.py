@@ -217,7 +217,9 @@ class FallbackStore:
 
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
-        return self._try_both(0, lambda number: self._stores[number].list_folders(prefix))
+        folders = self._try_both(0, lambda number: self._stores[number].list_folders(prefix))
+        self._note(f"{prefix} folders", self._failures[0] if self.is_mirror_alone else None)
+        return folders
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`. If one store fails, only the other store is listed."""

@@ -342,3 +342,20 @@ def test_old_topic_id_that_only_the_mirror_has_is_not_exported(tmp_path: Path) -
     with pytest.raises(StoreNotFoundError, match="run again when it answers"):
         lake.export(options)
     assert sorted(table_offsets(lake)) == rows
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_topic_that_the_mirror_lacks_is_not_missing_while_the_tier_is_away(
+    tmp_path: Path, allowed: str
+) -> None:
+    _, options = write_mirrored(tmp_path, 0)
+    options["failOnDataLoss"] = allowed
+    lake = Lake(tmp_path / "lake", "parquet")
+    lake.folder.mkdir()
+    lake.export(options)
+    (folder,) = (tmp_path / "mirror").iterdir()
+    folder.rename(folder.with_name(folder.name.replace("t-", "other-", 1)))
+    (tmp_path / "tier").rename(tmp_path / "away")
+    for read in (scanned, lake.export):
+        with pytest.raises(StoreNotFoundError, match="run again when it answers"):
+            read(options)
