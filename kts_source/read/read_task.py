@@ -30,7 +30,7 @@ from kts_source.read.task_metrics import (
     TaskPlace,
     write_metrics,
 )
-from kts_source.store.joined_store import is_in_additional_store, mirror_of
+from kts_source.store.joined_store import has_objects, is_in_additional_store, mirror_of
 from kts_source.store.request_policy import CancelledFetchError
 from kts_source.tier import open_tier
 
@@ -438,12 +438,7 @@ def _check_tier_exists(
     if is_in_additional_store(ref.key):
         return
     parent = ref.key.rpartition("/")[0].rpartition("/")[0]
-    prefix, mirrored = f"{parent}/" if parent else "", mirror_of(source.store)
-    if not (
-        any(source.store.list_objects(prefix))
-        if mirrored is None
-        else mirrored.has_folder(prefix, ref.version)
-    ):
+    if not has_objects(source.store, f"{parent}/" if parent else "", ref.version):
         raise StoreNotFoundError(
             f"the tier has no object of topic {task_slice.topic} any more: its folder is not"
             " mounted, or was emptied. Mount it and run again",

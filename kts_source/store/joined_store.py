@@ -274,7 +274,7 @@ class FallbackStore:
         """True if the first store does not answer."""
         return time.monotonic() < self._down_until[0]
 
-    def has_folder(self, prefix: str, version: str | None) -> bool:
+    def has_objects(self, prefix: str, version: str | None) -> bool:
         """Returns whether the store that `version` names has an object whose key starts with
         `prefix`.
         """
@@ -494,6 +494,16 @@ def head_again(store: ObjectStore, key: str, version: str | None) -> ObjectInfo:
     if mirrored is None or is_in_additional_store(key):
         return store.head(key)
     return mirrored.head_again(key, version)
+
+
+def has_objects(store: ObjectStore, prefix: str, version: str | None) -> bool:
+    """Returns whether a store has an object whose key starts with `prefix`. With a mirror,
+    `version` names the store.
+    """
+    mirrored = mirror_of(store)
+    if mirrored is None or is_in_additional_store(prefix):
+        return any(store.list_objects(prefix))
+    return mirrored.has_objects(prefix, version)
 
 
 def _merge_remarks(stores: tuple[ObjectStore, ...]) -> tuple[str, ...]:

@@ -80,9 +80,22 @@ def scanned(options: dict[str, str]) -> list[int]:
     return sorted(scan(options)["offset"].to_pylist())
 
 
-def exported(options: dict[str, str], folder: Path) -> list[int]:
+def new_lake(folder: Path) -> Lake:
     lake = Lake(folder / "lake", "parquet")
     lake.folder.mkdir()
+    return lake
+
+
+def check_export_without_tier_raises(lake: Lake, options: dict[str, str], folder: Path) -> None:
+    """Moves the tier below `folder` away during an export."""
+    (folder / "tier").rename(folder / "away")
+    with pytest.raises(StoreNotFoundError, match="run again when it answers"):
+        lake.export(options)
+    (folder / "away").rename(folder / "tier")
+
+
+def exported(options: dict[str, str], folder: Path) -> list[int]:
+    lake = new_lake(folder)
     lake.export(options, commit_bytes=1)
     return sorted(table_offsets(lake))
 
@@ -262,14 +275,10 @@ def test_start_that_only_the_absent_store_has_is_not_skipped(tmp_path: Path) -> 
     for suffix in SUFFIXES:
         for path in objects(tmp_path / "mirror", suffix)[:2]:
             path.unlink()
-    lake = Lake(tmp_path / "lake", "parquet")
-    lake.folder.mkdir()
+    lake = new_lake(tmp_path)
     stop = log.segments[1].base_offset
     lake.export({**options, "endingOffsets": f'{{"t": {{"0": {stop}}}}}'})
-    (tmp_path / "tier").rename(tmp_path / "away")
-    with pytest.raises(StoreNotFoundError, match="run again when it answers"):
-        lake.export(options)
-    (tmp_path / "away").rename(tmp_path / "tier")
+    check_export_without_tier_raises(lake, options, tmp_path)
     lake.export(options)
     assert sorted(table_offsets(lake)) == expected(log)
 
@@ -309,18 +318,14 @@ def test_offsets_are_not_lost_while_the_mirror_is_empty(tmp_path: Path, allowed:
 def test_start_and_end_of_the_mirror_alone_are_no_facts(tmp_path: Path, kept: slice) -> None:
     """The mirror has only the first or the last segments, and the tier is away."""
     log, options = write_mirrored(tmp_path, 0)
-    lake = Lake(tmp_path / "lake", "parquet")
-    lake.folder.mkdir()
+    lake = new_lake(tmp_path)
     if kept.start == 0:  # the table has more than the mirror
         lake.export(options)
     for suffix in SUFFIXES:
         all_objects = objects(tmp_path / "mirror", suffix)
         for path in {*all_objects} - {*all_objects[kept]}:
             path.unlink()
-    (tmp_path / "tier").rename(tmp_path / "away")
-    with pytest.raises(StoreNotFoundError, match="run again when it answers"):
-        lake.export(options)
-    (tmp_path / "away").rename(tmp_path / "tier")
+    check_export_without_tier_raises(lake, options, tmp_path)
     lake.export(options)
     assert sorted(table_offsets(lake)) == expected(log)
 
@@ -333,14 +338,11 @@ def test_old_topic_id_that_only_the_mirror_has_is_not_exported(tmp_path: Path) -
     writer = AivenTierWriter(str(tmp_path / "tier"), topic="t", topic_id=uuid.UUID(int=8))
     for files in build_log(1).segments:
         writer.write_segment(files)
-    lake = Lake(tmp_path / "lake", "parquet")
-    lake.folder.mkdir()
+    lake = new_lake(tmp_path)
     lake.export({name: text for name, text in options.items() if name != "fallbackPath"})
     rows = sorted(table_offsets(lake))
     assert rows
-    (tmp_path / "tier").rename(tmp_path / "away")
-    with pytest.raises(StoreNotFoundError, match="run again when it answers"):
-        lake.export(options)
+    check_export_without_tier_raises(lake, options, tmp_path)
     assert sorted(table_offsets(lake)) == rows
 
 
@@ -350,8 +352,7 @@ def test_topic_that_the_mirror_lacks_is_not_missing_while_the_tier_is_away(
 ) -> None:
     _, options = write_mirrored(tmp_path, 0)
     options["failOnDataLoss"] = allowed
-    lake = Lake(tmp_path / "lake", "parquet")
-    lake.folder.mkdir()
+    lake = new_lake(tmp_path)
     lake.export(options)
     (folder,) = (tmp_path / "mirror").iterdir()
     folder.rename(folder.with_name(folder.name.replace("t-", "other-", 1)))
